@@ -18,7 +18,7 @@ from sordino.results.comparison import Comparison
 from sordino.results.one_run import Result
 
 SIDES = (
-    *(optional.Known, optional.Home, optional.FitsData, optional.OwnLoss, optional.OtherReads),
+    *(optional.PublicFacts, optional.Home, optional.FitsData, optional.OwnLoss, optional.OtherReads),
     *(optional.PerClientMessages, optional.RequestsClients, optional.PublicTensors, optional.FollowsPhase),
 )
 

@@ -134,7 +134,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Work:
+class LocalWork:
     """Local training of one round as the settings give it: epochs or steps, and a batch size (None: the full batch)."""
 
     epochs: int | None
@@ -188,11 +188,12 @@ class MixedStep(Protocol):
 class Shard(Protocol):
     @property
     def size(self) -> int: ...
-    def batches(self, work: Work, key: Key) -> Iterator[Batch]: ...
-    def episodes(self, work: Work, key: Key) -> Iterator[Episode]: ...
+    def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]: ...
+    def episodes(self, work: LocalWork, key: Key) -> Iterator[Episode]: ...
     @property
     def public(self) -> Examples | None: ...  # public examples beside the client's own
-    def mixed(self, work: Work, key: Key, how: Any) -> Iterator[MixedStep]: ...  # privacy.readers.beside_public.How
+    # `how`: a privacy.readers.beside_public.How
+    def mixed(self, work: LocalWork, key: Key, how: Any) -> Iterator[MixedStep]: ...
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # a share of the examples, and the others
     # per class, the sum of a statistic [n, d] and the number of examples
     def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]: ...
@@ -206,7 +207,7 @@ class Scorer(Protocol):
     def score(self, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
 
 
-class Stated(NamedTuple):
+class StatedEpsilon(NamedTuple):
     """The epsilon that a paper prints for its noise, and the one that its own formula gives for all rounds together;
     neither is proved.
     """
@@ -224,14 +225,14 @@ class Reader(ABC):
         """The reader's noise mechanism, for a plan to calibrate; None where it protects nobody."""
 
     @abstractmethod
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+    def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
         """Privacy claims of one round for a client of `size` examples: which noisy release protects which unit."""
 
     @abstractmethod
-    def reads(self, work: Work, size: int) -> int:
+    def reads(self, work: LocalWork, size: int) -> int:
         """Number of noisy reads of one round: the reservation covers exactly these."""
 
-    def touched(self, work: Work, size: int) -> float:
+    def touched(self, work: LocalWork, size: int) -> float:
         """Expected number of examples, repeats included, on which a client of `size` examples computes in one round."""
         return float(work.count(size) * work.batch(size) if work.steps else (work.epochs or 1) * size)
 
@@ -239,7 +240,7 @@ class Reader(ABC):
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         """The client's private examples, in the form that the `local` of an algorithm gets."""
 
-    def check(self, work: Work, task: Task) -> None:  # noqa: B027 (a default, not a hole)
+    def check(self, work: LocalWork, task: Task) -> None:  # noqa: B027 (a default, not a hole)
         """Refuses, before anything starts, settings whose guarantee would be false."""
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Self:
@@ -279,7 +280,7 @@ class Reader(ABC):
         """
         return examples
 
-    def stated(self, rounds: int, delta: float, records: int) -> Stated | None:
+    def stated(self, rounds: int, delta: float, records: int) -> StatedEpsilon | None:
         """The guarantee that the paper states for a whole run, which proves nothing; None where there is none."""
         return None
 

@@ -13,7 +13,7 @@ from sordino import device, keys
 from sordino.config import Experiment, validate
 from sordino.engine.executor import check_between_machines, device_of
 from sordino.errors import ConfigError
-from sordino.privacy.readers import handed
+from sordino.privacy.readers import function_reader
 from sordino.privacy.uplink.sensing import cosines, matrix
 from sordino.runs import run
 from tests.laws.cases import BY_NAME, CASES
@@ -165,9 +165,9 @@ def test_where_a_fork_does_not_differentiate_a_clean_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process knows of an accelerator, and has differentiated."""
-    monkeypatch.setattr(handed, "_CANNOT_FORK", set[str]())
+    monkeypatch.setattr(function_reader, "_CANNOT_FORK", set[str]())
     torch.ones(2, requires_grad=True).sum().backward()
     apart = finished(BY_NAME["trainer"].experiment(), tmp_path / "run")
-    assert {handed.NO_FORK} == handed._CANNOT_FORK
+    assert {function_reader.NO_FORK} == function_reader._CANNOT_FORK
     read = {"name": "handed", "process": "shared"}
     assert apart.model == finished(BY_NAME["trainer"].experiment(read=read), tmp_path / "shared").model

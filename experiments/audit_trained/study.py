@@ -23,7 +23,7 @@ from sordino.accounting.statement import Guarantee
 from sordino.audits.canary_replays import ScoredCanaries, placed, scores
 from sordino.audits.trained import WRONG, NoiseRead, judged, strongest
 from sordino.planning.planner import Planner
-from sordino.results.audit_file import PlayedCanaries
+from sordino.results.audit_file import ReplayedCanaries
 from sordino.runs.simulation import Simulation, settle, simulated
 
 ONE_STEP = ["algorithm.local_steps=1", "algorithm.batch_size=full"]
@@ -107,7 +107,7 @@ def played(simulation: Simulation, promise: Guarantee, wanted: int, weak: float,
     return scores(canaries, weak)
 
 
-def refuted(promise: Guarantee, found: list[PlayedCanaries]) -> str:
+def refuted(promise: Guarantee, found: list[ReplayedCanaries]) -> str:
     return f"{sum(one.refutes(promise.epsilon) for one in found)} of {len(found)}"
 
 

@@ -22,7 +22,7 @@ from sordino.privacy.uplink.compression import sums
 from sordino.privacy.uplink.sensing import Sensing
 from sordino.tasks.nets import NETS
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Work
+from sordino.types import Examples, Grant, LocalWork
 
 HERE, SEEDS, RATES = Path(__file__).parent, (0, 1, 2), (0.5, 0.3)
 
@@ -37,7 +37,7 @@ def update(data: object, seed: int) -> list[torch.Tensor]:
     )
     start = params = task.init(keys.root(seed))
     shard = Open().open(examples, Grant(0, 500, 500, Counter(1)), task)
-    for batch in shard.batches(Work(None, 10, 50), keys.root(seed)):
+    for batch in shard.batches(LocalWork(None, 10, 50), keys.root(seed)):
         params = tree.descend(params, 0.1, batch.grad(task.losses, params), start)
     return [a.detach() - b for a, b in zip(tree.leaves(tree.formed(params)), tree.leaves(start), strict=True)]
 

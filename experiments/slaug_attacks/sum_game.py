@@ -16,7 +16,7 @@ from sordino.attacks.member_inference import Separation, separation
 from sordino.audits.lower_bounds import tuned
 from sordino.audits.pairs import Pair
 from sordino.privacy.readers.class_sums import ClassSums
-from sordino.types import NoiseSource, Work
+from sordino.types import LocalWork, NoiseSource
 
 ALPHA = 1e-4  # probability that a game refutes a true promise
 
@@ -36,7 +36,7 @@ def played(
     reader: ClassSums, game: Pair, multiplier: float, delta: float, trials: int, source: NoiseSource
 ) -> PlayedSum:
     """The game against what the reader claims."""
-    event = reader.claims(Work(None, 1, None), 1, multiplier)[0].event
+    event = reader.claims(LocalWork(None, 1, None), 1, multiplier)[0].event
     assert isinstance(event, Gaussian)
     mu = 1 / event.noise_multiplier
     outputs = game.outputs(trials, source)

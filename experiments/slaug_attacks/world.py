@@ -20,7 +20,7 @@ from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.open import Open
 from sordino.tasks.nets import NETS
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Params, Work
+from sordino.types import Examples, Grant, LocalWork, Params
 
 CLASSES, DEVICES, TRAIN, PROBE, EACH = 10, 20, 2500, 500, 200
 KEY = keys.root(8)
@@ -64,7 +64,7 @@ def trained(on: World, rows: Tensor, key: Key) -> Params:
     n = len(rows)
     shard = Open().open(taken(on.every, rows), Grant(0, n, n, Counter(1)), on.task)
     start = params = on.task.init(KEY)  # every device starts at the same model
-    for batch in shard.batches(Work(10, None, 32), key):
+    for batch in shard.batches(LocalWork(10, None, 32), key):
         params = tree.descend(params, 0.1, batch.grad(on.task.losses, params), start)
     return {name: value.detach() for name, value in tree.formed(params).items()}
 

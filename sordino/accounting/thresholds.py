@@ -23,14 +23,14 @@ from sordino.errors import InvalidBudget
 Floats = NDArray[np.float64]
 
 
-class Waste(NamedTuple):
+class LostBudget(NamedTuple):
     """Weights of the two kinds of lost budget, to sampling and to noise, in the cost of a threshold."""
 
     rule: Literal["weighted", "sum", "fixed", "count"] = "weighted"
     weights: tuple[float, float] = (0.7, 0.3)  # of `fixed` and `count`
 
 
-WEIGHTED = Waste()
+WEIGHTED = LostBudget()
 _TIGHT = 1e-5  # of the logarithms of rates and multipliers
 SEARCHES = 4  # intervals inside each gap between neighbouring budgets
 
@@ -51,7 +51,7 @@ def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[fl
     return float(sampling[below].sum()), float(noise[above].sum())
 
 
-def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
+def waste(budgets: Floats, tau: float, by: LostBudget = WEIGHTED, count: Floats | float = 1.0) -> float:
     """Cost of a threshold tau: the budget lost to sampling plus the budget lost to noise (see `wasted`), weighted by
     `by`. Rule `weighted`: each by its share of their sum. Rule `count`: the expected number of clients that stay away
     takes the place of the budget lost to sampling, as a public re-implementation does.
@@ -66,7 +66,7 @@ def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | flo
     return (sampling**2 + noise**2) / (sampling + noise) if sampling + noise else 0.0
 
 
-def threshold(budgets: Floats, by: Waste = WEIGHTED) -> float:
+def threshold(budgets: Floats, by: LostBudget = WEIGHTED) -> float:
     """The threshold tau of least cost (see `waste`) between the smallest and the largest budget; the smallest one where
     several are equal. The cost is continuous but not convex, so every gap between budgets is searched.
     """
@@ -174,7 +174,7 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
 
 
 def planned(
-    budgets: Sequence[float], shares: Sequence[float] | Floats, by: Waste = WEIGHTED
+    budgets: Sequence[float], shares: Sequence[float] | Floats, by: LostBudget = WEIGHTED
 ) -> list[tuple[float, Floats, Floats]]:
     """Threshold tau, sampling rates and payments of each round. A round's allowance is its share of each budget and
     what is carried over; a client pays at most tau of it, and carries the rest to the next round.

@@ -185,7 +185,7 @@ GUESS: Mapping[Neighbours, str] = {
 BY: Mapping[Adversary, str] = {"server": "the server", "participants": "participants", "public": "the public"}
 
 
-class Belief(NamedTuple):
+class PosteriorBound(NamedTuple):
     """Bound on an observer's posterior probability that a suspicion is true, given its `prior` one. It holds except
     with probability `chance`.
     """
@@ -195,15 +195,15 @@ class Belief(NamedTuple):
     chance: float
 
 
-def belief(epsilon: float, delta: float, prior: float = PRIOR) -> Belief:
+def belief(epsilon: float, delta: float, prior: float = PRIOR) -> PosteriorBound:
     """Bound on the posterior probability that follows from (epsilon, delta) alone, for every mechanism with that
     guarantee.
     """
     chance = SLACK * delta
     if epsilon == math.inf or chance >= 1:
-        return Belief(prior, 1.0, 0.0)
+        return PosteriorBound(prior, 1.0, 0.0)
     most = epsilon - math.log1p(-1 / SLACK) if delta else epsilon
-    return Belief(prior, 1 / (1 + (1 - prior) / prior * math.exp(-most)), chance)
+    return PosteriorBound(prior, 1 / (1 + (1 - prior) / prior * math.exp(-most)), chance)
 
 
 def _floor(many: float) -> int:

@@ -18,7 +18,7 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import OwnModels
-from sordino.types import C, D, Params, Reader, Received, S, Shard, Task, U, Work
+from sordino.types import C, D, LocalWork, Params, Reader, Received, S, Shard, Task, U
 
 if TYPE_CHECKING:
     pass
@@ -79,7 +79,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     @property
     @abstractmethod
-    def work(self) -> Work:
+    def work(self) -> LocalWork:
         """Amount of a client's computation in a round, in epochs or steps."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load
 
 from sordino.algorithms.trainer import function_named, trained_by
-from sordino.privacy.readers.handed import forking
+from sordino.privacy.readers.function_reader import forking
 from sordino.tasks.architecture import Architecture
 from sordino.tasks.nets import keyed_dropout
 from sordino.tasks.network import handed_out

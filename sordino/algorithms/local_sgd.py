@@ -17,7 +17,7 @@ from sordino.algorithms.optional import Estimates
 from sordino.errors import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, ConfigError, check_range
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
-from sordino.types import C, D, Params, Reader, S, Tensor, U, Work
+from sordino.types import C, D, LocalWork, Params, Reader, S, Tensor, U
 
 WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 
@@ -119,10 +119,10 @@ class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
         return replace(self, **(dict.fromkeys(WORK) | given if given.keys() & WORK else given))
 
     @property
-    def work(self) -> Work:
+    def work(self) -> LocalWork:
         batch = None if self.batch_size == "full" else self.batch_size
         epochs = None if self.local_steps is not None else self.local_epochs or 1
-        return Work(epochs, self.local_steps, batch)
+        return LocalWork(epochs, self.local_steps, batch)
 
     def walk(self, start: Params, eta: float, velocity: Params | None = None, statistics: Sequence[str] = ()) -> Walk:
         """A `Walk` from `start` with step size `eta`. `statistics`: names of the task's running statistics, where the

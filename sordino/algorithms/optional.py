@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Asked: TypeAlias = Literal["batches", "episodes", "sums", "rows"]
 
 
-class Known(NamedTuple):
+class PublicFacts(NamedTuple):
     """Public facts that server and clients know before a run begins."""
 
     shape: tuple[int, ...]  # of one example
@@ -71,7 +71,7 @@ class OptionalSide:
 class FitsData(OptionalSide):
     """A method that adapts to the data, or refuses some data."""
 
-    def fitted(self, known: Known) -> Self:
+    def fitted(self, known: PublicFacts) -> Self:
         """A copy of this method with settings that suit data with these public facts; refuses unsuitable data."""
         return self
 

@@ -22,7 +22,7 @@ from sordino.types import C, D, Formula, Reader, S, Task, Tensor, U
 Table = Sequence[Mapping[str, object]]
 
 
-class DeviceSkill(NamedTuple):
+class DeviceScores(NamedTuple):
     """F1 score and recall of one device's model on one class, as the server measured them."""
 
     f1: float
@@ -43,7 +43,7 @@ class Facts(NamedTuple):
     asked, images that were kept.
     """
 
-    skills: Sequence[Sequence[DeviceSkill]] = ()  # of each device, class by class
+    skills: Sequence[Sequence[DeviceScores]] = ()  # of each device, class by class
     asked: Sequence[Sequence[Asked]] = ()  # for each class, in the order of asking
     kept: Sequence[Sequence[int]] = ()  # for each class, numbers of the candidates that were chosen
 
@@ -59,7 +59,7 @@ class RunNumbers(NamedTuple):
     width: int  # of features
 
 
-class Said(NamedTuple):
+class PhaseMessages(NamedTuple):
     """Descriptions of a phase's messages for reports: what is sent down, and what up."""
 
     down: str = ""
@@ -115,9 +115,9 @@ class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
     # what a report says of it -----------------------------------------------------------------------------------------
 
     @property
-    def says(self) -> Said:
+    def says(self) -> PhaseMessages:
         """Descriptions of the phase's messages, for reports."""
-        return Said()
+        return PhaseMessages()
 
     def facts(self, s: S, before: Facts) -> Facts:
         """The results to report: those of the earlier phases, `before`, with this phase's own added."""

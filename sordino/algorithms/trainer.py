@@ -21,14 +21,14 @@ from safetensors.torch import save
 from sordino import keys, tree, user_code
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.fedavg import Server, Up
-from sordino.algorithms.optional import Estimates, FitsData, Home, Known, OtherReads
+from sordino.algorithms.optional import Estimates, FitsData, Home, OtherReads, PublicFacts
 from sordino.device import on_gpu
 from sordino.errors import ConfigError, OwnCodeError
 from sordino.keys import Key
-from sordino.privacy.readers.handed import FORK_CANNOT, Handed, HandedShard
+from sordino.privacy.readers.function_reader import FORK_CANNOT, FunctionReader, FunctionShard
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.architecture import Architecture, seeded
-from sordino.types import Examples, Params, Reader, Received, Shard, Task, Work
+from sordino.types import Examples, LocalWork, Params, Reader, Received, Shard, Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,16 +48,16 @@ class Trainer(
     carries_statistics=True,
 ):
     of: str = ""  # type: ignore[assignment]  # module:function; a side is asked for at its own class
-    read: Reader = Handed()
+    read: Reader = FunctionReader()
     uplink: Uplink = Uplink()
 
     wants = "rows"
 
     @property
-    def work(self) -> Work:
-        return Work(1, None, None)  # what a function makes of its rows is its own
+    def work(self) -> LocalWork:
+        return LocalWork(1, None, None)  # what a function makes of its rows is its own
 
-    def fitted(self, known: Known) -> Self:
+    def fitted(self, known: PublicFacts) -> Self:
         if not self.of:
             raise ConfigError(
                 "algorithm = 'trainer' without a function that trains",
@@ -68,7 +68,7 @@ class Trainer(
         return self
 
     def rests_on(self, name: str) -> str:
-        if name == self.of and isinstance(self.read, Handed) and self.read.process == "fresh":
+        if name == self.of and isinstance(self.read, FunctionReader) and self.read.process == "fresh":
             return ALONE.format(name)
         return super().rests_on(name)
 
@@ -77,7 +77,7 @@ class Trainer(
 
     def init_client(self, task: Task) -> tuple[()]:
         _ = self._function  # one that is missing is missed before the first round
-        if on_gpu() and self.read == Handed() and self._apart(task) is None:
+        if on_gpu() and self.read == FunctionReader() and self._apart(task) is None:
             raise OwnCodeError(**FORK_CANNOT)
         return ()
 
@@ -88,7 +88,7 @@ class Trainer(
         return Up(tree.zeros_like(down.x))
 
     def local(self, task: Task, down: Server, c: tuple[()], shard: Shard, key: Key) -> tuple[Up, tuple[()]]:
-        assert isinstance(shard, HandedShard), "a plan refuses every other reader"
+        assert isinstance(shard, FunctionShard), "a plan refuses every other reader"
         train, t, word = self._function, int(down.round), keys.word(key)
 
         def trained(rows: Examples) -> Params:

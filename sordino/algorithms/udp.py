@@ -41,7 +41,7 @@ class WholeModel(FedAvg):
 
 
 @dataclass(frozen=True)
-class TellingLoss(FedAvg):
+class FedAvgWithLoss(FedAvg):
     """FedAvg whose clients upload their training loss too; `discount` lowers the number of rounds by it."""
 
     def zero(self, task: Task, down: Server) -> Any:
@@ -72,5 +72,5 @@ def udp(
     """
     stage = Discounted if discount else UserLevel
     noise = stage(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)
-    kind = TellingLoss if discount else WholeModel if clip_target == "model" else FedAvg
+    kind = FedAvgWithLoss if discount else WholeModel if clip_target == "model" else FedAvg
     return recast(kind, base).behind(uplink=Uplink(client=(noise,)))

@@ -20,8 +20,18 @@ from sordino import keys, tree
 from sordino.accounting.claims import Adversary
 from sordino.accounting.statement import Promised, statement
 from sordino.algorithms.optional import Estimates, OtherReads
-from sordino.attacks.poisoned import Lies, Poisoned
-from sordino.audits.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
+from sordino.attacks.poisoned import Manipulations, Poisoned
+from sordino.audits.replay import (
+    Bare,
+    Change,
+    RecordedRound,
+    Replay,
+    ReplayedPreparation,
+    Rounds,
+    preparation,
+    raw,
+    unprotected,
+)
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.planning.planner import Planner
@@ -171,7 +181,7 @@ class AttackedRun:
         return _agreeing(kind(self.simulation, change, start=self.prepared.start)).until(self.asked.round - 1)
 
     @cached_property
-    def prepared(self) -> PlayedPreparation:
+    def prepared(self) -> ReplayedPreparation:
         """Result of the preparation (the phases before the training), replayed to its end."""
         return preparation(self.simulation, bare=False)
 
@@ -200,12 +210,12 @@ class AttackedRun:
         return self.rows.get(client, own)
 
     @cached_property
-    def seen(self) -> Heard:
+    def seen(self) -> RecordedRound:
         """The messages of the attacked round under the run's own reader and uplink."""
         return self.rounds(False, self.changed).round()
 
     @cached_property
-    def bare(self) -> Heard | None:
+    def bare(self) -> RecordedRound | None:
         """The messages of the attacked round without protection; None if the method cannot run so."""
         if not self.protected:
             return self.seen
@@ -230,7 +240,7 @@ class AttackedRun:
             found.append(Victim(client, view, bare, pictures(rows.x), rows.y))
         return found
 
-    def _view(self, heard: Heard, client: int, adversary: Adversary) -> UpdateView | None:
+    def _view(self, heard: RecordedRound, client: int, adversary: Adversary) -> UpdateView | None:
         """A view of the client's single upload if the adversary is a server that can read it, else of the sum; None if
         neither reveals a change of the model.
         """
@@ -334,14 +344,14 @@ class AttackedRun:
         order = keys.permutation(keys.fold(self.key, "liars"), many).tolist()
         return frozenset(order[: max(1, round(self.asked.attackers * many))])
 
-    def poisoned(self, lies: Lies, plain: bool) -> Params:
+    def poisoned(self, lies: Manipulations, plain: bool) -> Params:
         """The final model of the run with malicious clients; `plain`: aggregated by the plain mean."""
         return Poisoned(self.simulation, lies, self.liars, plain, self.prepared.start).played()
 
     @cached_property
     def undisturbed(self) -> tuple[Params, Params]:
         """Final models of the run without malicious clients: with its own aggregation, and with the plain mean."""
-        honest = Lies(lambda client, own: own, lambda upload, moment: upload)
+        honest = Manipulations(lambda client, own: own, lambda upload, moment: upload)
         own, plain = (
             Poisoned(self.simulation, honest, frozenset(), kind, self.prepared.start) for kind in (False, True)
         )

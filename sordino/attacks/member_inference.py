@@ -31,7 +31,7 @@ CHANCE = 0.5
 PREPARED = "the run begins with a preparation, which shadow models would have to share"
 
 
-class TwoSides(NamedTuple):
+class MemberScores(NamedTuple):
     members: Tensor  # scores
     others: Tensor
 
@@ -56,9 +56,9 @@ class MemberInference(Attack):
         bound = next((held for held in run.against(by) if held.unit == "example" and held.status != "none"), None)
         return with_verdict(self.untried(run, ""), seen, control, bound)
 
-    def _scored(self, view: MemberView, inside: Tensor) -> TwoSides:
+    def _scored(self, view: MemberView, inside: Tensor) -> MemberScores:
         scores = torch.nan_to_num(self.score(view).double(), 0.0)
-        return TwoSides(scores[inside], scores[~inside])
+        return MemberScores(scores[inside], scores[~inside])
 
 
 def losses(task: Task, params: Params, examples: Examples) -> Tensor:
@@ -67,7 +67,7 @@ def losses(task: Task, params: Params, examples: Examples) -> Tensor:
 
 
 def with_verdict(
-    finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Promised | None
+    finding: AttackFinding, seen: MemberScores, control: MemberScores | None, bound: Promised | None
 ) -> AttackFinding:
     """The finding with its results filled in: area under the ROC curve, verdict, and the share of members found at low
     false positive rates."""
@@ -76,7 +76,7 @@ def with_verdict(
 
 
 def by_area(
-    finding: AttackFinding, seen: TwoSides, control: TwoSides | None, whom: str, bound: Promised | None = None
+    finding: AttackFinding, seen: MemberScores, control: MemberScores | None, whom: str, bound: Promised | None = None
 ) -> AttackFinding:
     """The finding with the area under the ROC curve, the curve and a verdict filled in. `whom`: what to call the
     members in the verdict.
@@ -109,7 +109,7 @@ def _verdict(low: float, control: float | None, whom: str) -> tuple[Verdict, str
     return "stopped", f"{whom} are not told from others, {known}"
 
 
-def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGuess:
+def _rate(seen: MemberScores, control: MemberScores | None, alarms: float) -> BesideGuess:
     """The true positive rate at this false positive rate (`alarms`), with its Clopper-Pearson interval."""
     share, many = hits_at(*seen, alarms), len(seen.members)
     hits, tail = round(share * many), (1 - LEVEL) / 2
@@ -124,7 +124,7 @@ def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGues
     )
 
 
-def roc(sides: TwoSides) -> tuple[tuple[float, float], ...]:
+def roc(sides: MemberScores) -> tuple[tuple[float, float], ...]:
     """Points of the ROC curve (false positive rate, true positive rate), at thresholds from high to low."""
     members, others = (side.sort().values for side in sides)
     tried = torch.unique(torch.cat([members, others]))

@@ -24,7 +24,7 @@ from sordino.tree import Tree
 from sordino.types import Params, Terms
 
 
-class LiarsView(NamedTuple):
+class MaliciousView(NamedTuple):
     """Knowledge of a malicious client when it makes its upload."""
 
     model: Params  # that went down
@@ -33,18 +33,23 @@ class LiarsView(NamedTuple):
     weight: float  # the attacker's own
 
 
-class Lies(NamedTuple):
+class Manipulations(NamedTuple):
     """Manipulations by malicious clients: of their rows before training, and of their uploads."""
 
     rows: Change
-    sent: Callable[[Tree, LiarsView], Tree]
+    sent: Callable[[Tree, MaliciousView], Tree]
 
 
 class Poisoned(Replay):
     """The whole run with malicious clients `who`. `plain`: with the plain mean instead of its robust aggregation."""
 
     def __init__(
-        self, simulation: Simulation, lies: Lies, who: frozenset[int], plain: bool, start: PhaseStart = BEGINNING
+        self,
+        simulation: Simulation,
+        lies: Manipulations,
+        who: frozenset[int],
+        plain: bool,
+        start: PhaseStart = BEGINNING,
     ) -> None:
         change: Change | None = (lambda k, own: lies.rows(k, own) if k in who else own) if who else None
         super().__init__(simulation, change, start=start)
@@ -57,18 +62,18 @@ class Poisoned(Replay):
     def played(self) -> Params:
         """The final model of the run, replayed to its end."""
         while self.t < self.simulation.setup.rounds:
-            self.step(Lying(self.site, self._who, self._falsified))
+            self.step(ManipulatedClients(self.site, self._who, self._falsified))
         return self.model()
 
     def _falsified(self, t: int, client: int, upload: Tree, down: Tree, here: Mapping[int, Terms]) -> Tree:
         weights, uplink = self.federation.weights, self.algorithm.uplink.at(t, down)
         boost = math.fsum(weights[k] for k in here) / math.fsum(weights[k] for k in here if k in self._who)
-        moment = LiarsView(self.model(), Estimates.of(self.algorithm).change, boost, weights[client])
+        moment = MaliciousView(self.model(), Estimates.of(self.algorithm).change, boost, weights[client])
         return _within(uplink, self._lies.sent(tree.formed(upload), moment))
 
 
 @dataclass
-class Lying(Clients):
+class ManipulatedClients(Clients):
     """Clients, of which those in `who` send manipulated uploads."""
 
     inner: Site

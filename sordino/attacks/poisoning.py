@@ -15,7 +15,7 @@ from sordino import tree
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.poisoned import LiarsView, Lies
+from sordino.attacks.poisoned import MaliciousView, Manipulations
 from sordino.results.attack_file import AttackFinding, BesideGuess, Verdict
 from sordino.tree import Tree
 from sordino.types import Examples, Params
@@ -38,7 +38,7 @@ class Poisoning(Attack):
         return own
 
     @abstractmethod
-    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: MaliciousView, run: AttackedRun) -> Tree:
         """The upload that an attacker sends instead of its own."""
 
     def unfit(self, run: AttackedRun) -> str:
@@ -46,9 +46,11 @@ class Poisoning(Attack):
             return run.without_classes
         return NO_SINGLE if run.setup.policy.secure else ""
 
-    def lies(self, run: AttackedRun) -> Lies:
+    def lies(self, run: AttackedRun) -> Manipulations:
         classes = run.setup.public.classes
-        return Lies(lambda client, own: self.rows(own, classes), lambda upload, moment: self.sent(upload, moment, run))
+        return Manipulations(
+            lambda client, own: self.rows(own, classes), lambda upload, moment: self.sent(upload, moment, run)
+        )
 
     def play(self, run: AttackedRun) -> AttackFinding:
         lies = self.lies(run)
@@ -97,6 +99,6 @@ def accuracy(run: AttackedRun, model: Params, on: Examples | None = None) -> flo
     return 100 * float(run.setup.task.score(model, on or run.tested)["accuracy"].double().mean())
 
 
-def boosted(upload: Tree, moment: LiarsView) -> Tree:
+def boosted(upload: Tree, moment: MaliciousView) -> Tree:
     """The upload scaled up so that the attackers together determine the plain mean."""
     return tree.scale(moment.boost, upload)

@@ -30,7 +30,7 @@ from sordino.types import Examples, Grant, Shard, Task
 
 
 @dataclass(frozen=True)
-class HeardResponses(Responses):
+class RecordedResponses(Responses):
     """The run's reader for randomised response, which also records the answers for canary images. `images`: for each
     client with canaries, how many of its last rows are canary images.
     """
@@ -159,7 +159,7 @@ class CanaryImageRounds(Replay):
         super().__init__(canaries.simulation, key=key, start=start)
         label = None if reader.label_epsilon is None else weak * reader.label_epsilon
         loud = replace(reader, epsilon=weak * reader.each, of="value", delta=0.0, label_epsilon=label)
-        self._read = HeardResponses(**vars(loud), images=canaries.images)
+        self._read = RecordedResponses(**vars(loud), images=canaries.images)
         rows = Changed(raw(self.simulation), change)
         shards = PreparedShards(rows, self._read, lambda k: for_run("counter", key, None, k))
         self.site = replace(self.site, algorithm=self.algorithm.behind(read=self._read), shards=shards, sharing="loop")

@@ -17,7 +17,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.audits.canaries import CanaryDirections
-from sordino.audits.noise_sources import Quiet, Weak
+from sordino.audits.noise_sources import NoiselessTwin, Weak
 from sordino.audits.planted import ClearSum
 from sordino.audits.replay import PhaseStart, Replay
 from sordino.engine.executor import Answers, Clients
@@ -31,7 +31,7 @@ from sordino.types import Terms
 
 
 @dataclass
-class Overheard(Clients):
+class RecordedCanaryClients(Clients):
     """Clients whose uploads are recorded. For clients in `asked` it also computes what they would upload without noise,
     once with no canary and once with all canaries."""
 
@@ -88,7 +88,7 @@ class CanaryScores(NamedTuple):
         return self.weight > 0
 
 
-class QuietUpload(NamedTuple):
+class NoiselessUpload(NamedTuple):
     """Upload of a canary client without noise, which is the same in every round with the same terms."""
 
     uplink: Uplink
@@ -111,8 +111,8 @@ class CanaryRounds(Replay):
         absent = -ones if canaries.turns else 0 * ones
         chosen = torch.where(self.coins, ones, absent)
         self.algorithm = canaries.behind(canaries.planted(chosen), lambda source: Weak(source, weak), sure=False)
-        self._low = canaries.behind(canaries.planted(0 * ones), Quiet, sure=False)
-        self._high = canaries.behind(canaries.planted(ones), Quiet, sure=True)
+        self._low = canaries.behind(canaries.planted(0 * ones), NoiselessTwin, sure=False)
+        self._high = canaries.behind(canaries.planted(ones), NoiselessTwin, sure=True)
         self.federation = replace(self.federation, algorithm=self.algorithm)
         uplink = self.algorithm.uplink
         if isinstance(uplink.secure, Encrypted):
@@ -120,14 +120,14 @@ class CanaryRounds(Replay):
         # a planted upload takes the place of a trained one, so clients may train together; a planted row may not
         self.site = replace(self.site, algorithm=self.algorithm) if canaries.alone else self._with(self.algorithm)
         self._usual = Terms()  # of a participant of the last round that had any
-        self._quiet: dict[tuple[bool, int], QuietUpload] = {}
+        self._quiet: dict[tuple[bool, int], NoiselessUpload] = {}
         self._moved, self._weight, self._rates, self._rounds = (torch.zeros(many).double() for _ in range(4))
 
     def scores(self) -> CanaryScores:
         """Scores of all canaries over all releases."""
         canaries = self._canaries
         asked = frozenset[int]() if canaries.alone else frozenset(canaries.owners) if canaries.each else None
-        clients = Overheard(self.site, (self._with(self._low), self._with(self._high)), asked)
+        clients = RecordedCanaryClients(self.site, (self._with(self._low), self._with(self._high)), asked)
         while not self.over:
             t, self._rates = self.t, canaries.rates(self.federation.open(self.t).rates)
             outcome, _ = self.step(clients)
@@ -143,7 +143,7 @@ class CanaryRounds(Replay):
     def _with(self, algorithm: AnyAlgorithm) -> Site:
         return replace(self.site, algorithm=algorithm, sharing="loop")
 
-    def _sent(self, t: int, gates: AnyAlgorithm, clients: Overheard) -> dict[int, Tree]:
+    def _sent(self, t: int, gates: AnyAlgorithm, clients: RecordedCanaryClients) -> dict[int, Tree]:
         """Uploads of all clients, where canary clients send theirs without noise by the method `gates` (whose reader
         and uplink have all canaries present, or all absent). In a hidden cohort this includes canary clients that were
         not sampled.
@@ -157,11 +157,11 @@ class CanaryRounds(Replay):
             known = self._quiet.get((gates is self._high, k))
             if known is None or known.uplink is not uplink or known.terms != terms:
                 upload = uplink.encode(zero, terms.granted(k, self.federation.sizes[k], Counter(0)))
-                known = self._quiet[gates is self._high, k] = QuietUpload(uplink, terms, upload)
+                known = self._quiet[gates is self._high, k] = NoiselessUpload(uplink, terms, upload)
             sent[k] = known.upload
         return {k: upload for k, upload in others if k not in owners} | sent
 
-    def _singly(self, t: int, clients: Overheard) -> None:
+    def _singly(self, t: int, clients: RecordedCanaryClients) -> None:
         for k, part in self._canaries.by_client():
             if k in clients.heard:
                 low, high, heard = (
@@ -174,11 +174,11 @@ class CanaryRounds(Replay):
         zero = self.algorithm.zero(self.simulation.setup.task, down)
         return self._known(self.algorithm.uplink.at(t, down).opened(upload, zero, self.federation.weights[k]))
 
-    def _together(self, t: int, clients: Overheard, mean: Tree) -> None:
+    def _together(self, t: int, clients: RecordedCanaryClients, mean: Tree) -> None:
         low, high = (self._mean(t, answers, clients) for answers in (clients.low, clients.high))
         self._count(slice(None), low, high, self._known(mean), self._usual)
 
-    def _mean(self, t: int, answers: Mapping[int, Tree], clients: Overheard) -> Tensor:
+    def _mean(self, t: int, answers: Mapping[int, Tree], clients: RecordedCanaryClients) -> Tensor:
         """The mean that the server would compute from these uploads without noise."""
         run, uplink = self.federation, self._low.uplink.at(t, clients.down)
         received: Any = uplink.receive(
@@ -187,7 +187,7 @@ class CanaryRounds(Replay):
             run.weights,
             run.cohort.expected(run.population) * math.fsum(run.weights) / run.population,
             1.0,
-            Quiet(Counter(0)),
+            NoiselessTwin(Counter(0)),
             each=False,
             reach=lambda k: clients.terms[k].reach if k in clients.terms else 1.0,
         )

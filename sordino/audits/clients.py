@@ -42,7 +42,7 @@ class ThisRound(Uplink):
         return False
 
 
-class Stand:
+class AttackerPosition:
     """The attacker's position in an audit of a client: it knows the uplink of the first round, and chooses uploads."""
 
     def __init__(self, setup: Setup, federation: FederatedServer, client: int, price: Price | None) -> None:
@@ -152,7 +152,7 @@ def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> t
     return seen
 
 
-def pairs(stand: Stand, claim: Claim) -> list[Pair]:
+def pairs(stand: AttackerPosition, claim: Claim) -> list[Pair]:
     """Worst-case neighbours for a claim about clients."""
     if stand.uplink.as_published is not None:
         return published(stand)
@@ -179,7 +179,7 @@ def _far(uplink: Uplink) -> float:
 WORDS = {"replace": "its opposite", "zero_out": "none"}
 
 
-def published(stand: Stand) -> list[Pair]:
+def published(stand: AttackerPosition) -> list[Pair]:
     """Neighbours for published noise whose scale depends on the data, so that the scale itself leaks."""
     here, opposite, nothing, longer = (stand.encoded(length) for length in (FAR, -FAR, 0.0, 1.01 * FAR))
     return [

@@ -29,7 +29,7 @@ from sordino.algorithms.optional import Home
 from sordino.audits import clients, records
 from sordino.audits.lower_bounds import Found, mu_lost, tuned
 from sordino.audits.noise_sources import Weak
-from sordino.audits.pairs import Pair, Powerless
+from sordino.audits.pairs import NoPower, Pair
 from sordino.budget.plan import Price
 from sordino.config import Experiment
 from sordino.errors import ConfigError, Range, check_range
@@ -236,7 +236,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
         for one in group["claims"]
     ]
     mine = _distinct([claim for claim in noted if claim.unit == "client"])
-    stand = clients.Stand(setup, federation, client, price) if mine else None
+    stand = clients.AttackerPosition(setup, federation, client, price) if mine else None
     for claim in mine:
         assert stand is not None
         shown, delta = setup.algorithm.uplink.as_published, setup.experiment.privacy.delta
@@ -300,7 +300,7 @@ def _attacked(
     for number, pair in enumerate(pairs):
         try:
             one = _lost(claim, pair, against, each, source.child(number), alpha)
-        except Powerless:
+        except NoPower:
             continue
         if not told or one.epsilon - against[one.delta] > found.epsilon - against[found.delta]:
             told, found = pair.told, one

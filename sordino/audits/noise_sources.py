@@ -105,7 +105,7 @@ class Rare(Twin):
 
 
 @dataclass(frozen=True)
-class Quiet(Twin):
+class NoiselessTwin(Twin):
     """A source without noise, but with the random sampling of the inner one."""
 
     factor: float = 0.0

@@ -19,7 +19,7 @@ FAR = 1e3  # times any bound, so that a gate must cut it
 Release = Callable[[NoiseSource], Tensor]  # [independent draws of one call, numbers seen]
 
 
-class Powerless(Exception):
+class NoPower(Exception):
     """Both neighbours look the same, so the attack shows nothing about the claim."""
 
 
@@ -57,7 +57,7 @@ class Pair:
             return lambda seen: (((seen - origin) / std) ** 2).mean(1)
         length = ((centres[1] - origin) * towards).sum(1)
         if not bool((torch.isfinite(length) & (length > 0)).all()):
-            raise Powerless
+            raise NoPower
         if self.rate < 1:
             return partial(likelihood, origin=origin, towards=towards, std=std, rate=self.rate)
         return lambda seen: ((seen - origin) * towards).sum(1) / length

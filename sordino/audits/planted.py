@@ -33,6 +33,7 @@ from sordino.types import (
     EpisodeLoss,
     Examples,
     Grant,
+    LocalWork,
     Losses,
     NoiseSource,
     Params,
@@ -40,7 +41,6 @@ from sordino.types import (
     Received,
     Shard,
     Task,
-    Work,
 )
 
 Through = Callable[[NoiseSource], NoiseSource]  # wraps the source of noise of the gates
@@ -158,11 +158,11 @@ class PlantedCellShard(CellShard):
     sure: bool = False
     _canaries: dict[int, Tensor] = field(default_factory=dict)  # of the step's cells that have one
 
-    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+    def episodes(self, work: LocalWork, key: Key) -> Iterator[Episode]:
         for episode in super().episodes(work, key):
             yield PlantedEpisode(**vars(episode), canaries=self._canaries)
 
-    def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Tensor]]:
+    def _cells(self, work: LocalWork, step: int, key: Key) -> Iterator[tuple[int, Tensor]]:
         cells, reader = dict(super()._cells(work, step, key)), self._reader
         if reader.sampling == "fresh":
             first = len(self._examples.y) - len(self.planted)

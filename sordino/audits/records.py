@@ -25,7 +25,7 @@ from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.responses import Responses
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, Neighbours, NoiseSource, Params, Shard, Task, Unit, Work
+from sordino.types import Examples, Grant, LocalWork, Neighbours, NoiseSource, Params, Shard, Task, Unit
 
 ROWS = 200  # examples of the made-up client
 READS = 4  # of one round, at most: later ones cost as much and show the same
@@ -44,14 +44,14 @@ SHOWN: dict[Unit, str] = {
 }
 
 
-def fewer(reader: Attacked, work: Work, size: int) -> Work:
+def fewer(reader: Attacked, work: LocalWork, size: int) -> LocalWork:
     """Work of one round, reduced to READS noisy reads at most."""
     if isinstance(reader, ClassSums):
         return work  # it is read once
     reads = min(READS, reader.reads(work, size))
     if isinstance(reader, CellGradient):
-        return Work(None, 1 if reader.sampling == "fresh" else reads, 4 * reader.cells)
-    return replace(work, epochs=reads) if reader.sampling == "fixed_batches" else Work(None, reads, None)
+        return LocalWork(None, 1 if reader.sampling == "fresh" else reads, 4 * reader.cells)
+    return replace(work, epochs=reads) if reader.sampling == "fixed_batches" else LocalWork(None, reads, None)
 
 
 def rows(reader: Attacked) -> int:
@@ -65,7 +65,7 @@ def rows(reader: Attacked) -> int:
     return ROWS
 
 
-def pair(reader: Attacked, work: Work, client: int, multiplier: float | None) -> Pair:
+def pair(reader: Attacked, work: LocalWork, client: int, multiplier: float | None) -> Pair:
     if isinstance(reader, ClassSums):
         return statistics(reader, multiplier)
     if isinstance(reader, CellGradient):
@@ -76,7 +76,7 @@ def pair(reader: Attacked, work: Work, client: int, multiplier: float | None) ->
 # gradients ------------------------------------------------------------------------------------------------------------
 
 
-def gradients(reader: NoisyGradient, work: Work, client: int, multiplier: float | None) -> Pair:
+def gradients(reader: NoisyGradient, work: LocalWork, client: int, multiplier: float | None) -> Pair:
     size = rows(reader)
     towards = FAR * max(1.0, reader.clip) * torch.eye(size, dtype=torch.float64)
     against = {"replace": -towards, "zero_out": 0 * towards}[reader.neighbours]
@@ -108,7 +108,7 @@ def _linear(params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
 # episodes -------------------------------------------------------------------------------------------------------------
 
 
-def cells(reader: CellGradient, work: Work, client: int, multiplier: float | None) -> Pair:
+def cells(reader: CellGradient, work: LocalWork, client: int, multiplier: float | None) -> Pair:
     size, hidden = rows(reader), reader.sampling == "poisson"
     single = FAR * max(1.0, reader.clip) * torch.eye(size, dtype=torch.float64)
 

@@ -55,7 +55,7 @@ def check_allowed(
         )
 
 
-class Heard(NamedTuple):
+class RecordedRound(NamedTuple):
     """Messages of one replayed round, with the models before and after it."""
 
     before: Params  # the broadcast model
@@ -96,7 +96,7 @@ class Changed(Mapping[int, Examples]):
 
 
 @dataclass
-class Overhearing(Clients):
+class RecordedClients(Clients):
     """Clients whose uploads are recorded."""
 
     inner: Site
@@ -132,7 +132,7 @@ class Rounds(ABC):
         self.t = 0
 
     @abstractmethod
-    def round(self) -> Heard:
+    def round(self) -> RecordedRound:
         """Replays the next round."""
 
     @abstractmethod
@@ -205,11 +205,11 @@ class Replay(Rounds):
             return rows
         return PreparedShards(rows, self.algorithm.read, lambda k: Counter(keys.word(keys.fold(key, "game", k))))
 
-    def round(self) -> Heard:
-        clients, t, before = Overhearing(self.site), self.t, self.model()
+    def round(self) -> RecordedRound:
+        clients, t, before = RecordedClients(self.site), self.t, self.model()
         outcome, digest = self.step(clients)
         received = outcome.received
-        return Heard(
+        return RecordedRound(
             before,
             self.model(),
             self._each(t, clients.answers, clients.down),
@@ -257,7 +257,7 @@ class Bare(Rounds):
         run, uplink = self.federation, self.algorithm.uplink
         return [uplink.weight(n, run.largest) for n in run.sizes]
 
-    def round(self) -> Heard:
+    def round(self) -> RecordedRound:
         run, task, uplink, t = self.federation, self.simulation.setup.task, self.algorithm.uplink, self.t
         before, down, weights = self.model(), self.algorithm.broadcast(self.server), self._weights
         terms = {k: Terms(largest=run.largest) for k in run.draw(run.open(t), self.server)}
@@ -274,17 +274,17 @@ class Bare(Rounds):
         )
         self.server, self.t = self.algorithm.update(self.server, received, self.simulation.home), t + 1
         each, together = self._each(t, answers, down), Estimates.of(self.algorithm).change(received.mean)
-        return Heard(before, self.model(), each, together, [*terms], down, terms)
+        return RecordedRound(before, self.model(), each, together, [*terms], down, terms)
 
 
-class PlayedPreparation(NamedTuple):
+class ReplayedPreparation(NamedTuple):
     """Result of the phases before the training, replayed to their ends."""
 
     start: PhaseStart
     means: Sequence[FeatureMean]  # means of features that the server received
 
 
-def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
+def preparation(simulation: Simulation, bare: bool) -> ReplayedPreparation:
     for mine in (*simulation.preparation, simulation):
         ChecksServer.of(mine.setup.algorithm).check(mine.home)  # fails where the server lacks its own data
     start, means = BEGINNING, list[FeatureMean]()
@@ -296,7 +296,7 @@ def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
             rounds.round()
         means += phase.means(rounds.server, mine.setup.task)
         start = rounds.end
-    return PlayedPreparation(start, means)
+    return ReplayedPreparation(start, means)
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:

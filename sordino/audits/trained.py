@@ -39,7 +39,7 @@ from sordino.privacy.noise.randomised_response import composed_delta
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.responses import Responses
 from sordino.receipts.private import key_of_data
-from sordino.results.audit_file import AuditedPromise, Noticed, PlayedCanaries, TrainedAudit, TrainedVerdict
+from sordino.results.audit_file import AuditedPromise, AuditPower, ReplayedCanaries, TrainedAudit, TrainedVerdict
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.types import Neighbours
 
@@ -160,7 +160,7 @@ def _audited(
     if (room := replays.room(members)) < FEWEST:
         return found.beside(why=f"only {room} canaries have room")
 
-    def play(weak: float) -> PlayedCanaries:
+    def play(weak: float) -> ReplayedCanaries:
         return judged(promise, replays.told(weak, members))
 
     played = play(1.0)
@@ -172,11 +172,11 @@ def _audited(
         tell(f"{promise.unit}, {promise.neighbours}: a broken twin, noise / {weak:g}")
         twin = play(weak)
         if twin.refutes(promise.epsilon):
-            power = Noticed(caught=weak, missed=missed, twin=twin)
+            power = AuditPower(caught=weak, missed=missed, twin=twin)
             return found.beside(verdict="holds", why="the loss that was found is not larger than claimed", power=power)
         missed = (*missed, weak)
     why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; {canaries.more}"
-    return found.beside(verdict=BLIND, why=why, power=Noticed(missed=missed, twin=twin))
+    return found.beside(verdict=BLIND, why=why, power=AuditPower(missed=missed, twin=twin))
 
 
 def curve(promise: Guarantee) -> dict[float, float]:
@@ -282,7 +282,7 @@ def price(promise: Guarantee, event: Event | None, factor: float) -> float:
     return lost if factor > 1 else min(lost, promise.epsilon)  # accountants round up
 
 
-def judged(promise: Guarantee, told: ScoredCanaries, wrong: float = WRONG) -> PlayedCanaries:
+def judged(promise: Guarantee, told: ScoredCanaries, wrong: float = WRONG) -> ReplayedCanaries:
     """All lower bounds, at the joint error probability `wrong`, a quarter of it for each."""
     assert promise.event is not None
     delta, against, each = promise.delta, curve(promise), wrong / 4
@@ -297,7 +297,7 @@ def judged(promise: Guarantee, told: ScoredCanaries, wrong: float = WRONG) -> Pl
     coins = epsilon_at_least(guesses, delta, each)
     if gaussian(promise.event):
         coins = max(coins, epsilon_of(mu_at_least(guesses, each), delta))
-    return PlayedCanaries(
+    return ReplayedCanaries(
         canaries=many,
         right=right,
         at_least=found.epsilon,

@@ -31,7 +31,7 @@ from sordino.runs.run import resume
 from sordino.runs.simulation import simulated
 from sordino.runs.trace import differences, trace
 from sordino.tree import Tree
-from sordino.types import Shard, Terms, Work
+from sordino.types import LocalWork, Shard, Terms
 
 SHARING = {"pooled": "clients that share their passes", "stack": "clients that are trained in one call"}
 CLOSE = 1e-5  # other orders of addition round otherwise
@@ -183,7 +183,7 @@ def noisy(trial: Trial) -> None:
     require(not wrong, f"the receipt does not verify: {'; '.join(wrong)}", "leave the gates to the library")
 
 
-def _sampling(work: Work) -> Json:
+def _sampling(work: LocalWork) -> Json:
     """Sampling settings of a private reader that fit this amount of work."""
     if work.batch_size is None:
         return {"sampling": "full"}

@@ -14,7 +14,7 @@ import torch
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Algorithm, unwritten
 from sordino.algorithms.optional import Estimates
-from sordino.checks.trial import Broken, Canned, Moment, Scene, SealedShard, Trial, require
+from sordino.checks.trial import Broken, FixedGradients, Moment, Scene, SealedShard, Trial, require
 from sordino.engine import checkpoint, wire
 from sordino.privacy.readers.beside_public import taken
 from sordino.tree import Tree
@@ -129,8 +129,8 @@ def blind(trial: Trial) -> None:
 
 
 def _two_rounds(trial: Trial, whose: int) -> Tree:
-    """Uploads and client states of two rounds, with gradients that ignore the rows (`Canned`), on rows of client
-    `whose`. An algorithm that reads data through its gradients only gives the same for both clients.
+    """Uploads and client states of two rounds, with gradients that ignore the rows (`FixedGradients`), on rows of
+    client `whose`. An algorithm that reads data through its gradients only gives the same for both clients.
     """
     trial.fresh()
     found: list[Tree] = []
@@ -141,7 +141,7 @@ def _two_rounds(trial: Trial, whose: int) -> Tree:
         server, client = a.init(task, scene.key), a.init_client(task)
         for t in range(2):
             down = a.broadcast(server)
-            canned = cast(Shard, Canned(rows, keys.word(keys.fold(scene.key, t))))
+            canned = cast(Shard, FixedGradients(rows, keys.word(keys.fold(scene.key, t))))
             upload, client = a.local(task, down, client, canned, scene.key)
             found.append({"upload": upload, "state": client})
             server = a.update(server, scene.received([upload, upload], down), scene.home)

@@ -23,13 +23,13 @@ from sordino.algorithms.trainer import Trainer
 from sordino.checks import models
 from sordino.checks.trial import require
 from sordino.config import filled
-from sordino.data.label_kinds import LabelKind, Marks, Numbers
+from sordino.data.label_kinds import LabelKind, Numbers, SeveralLabels
 from sordino.data.row_source import RowSource, load
 from sordino.metrics.scores import OwnMetric, number_of
 from sordino.partition.row_numbers import checked
 from sordino.partition.schemes import Scheme
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.readers.handed import Handed
+from sordino.privacy.readers.function_reader import FunctionReader
 from sordino.runs.play import Callback
 from sordino.sampling.kinds import Cohort, check_promises
 from sordino.tasks.losses import Loss, not_per_example
@@ -153,7 +153,7 @@ def _loaded(trial: PartTrial) -> Any:
     y = np.asarray(source.rows(5).y)
     outcome: LabelKind | None = None
     if y.ndim == 2:
-        outcome = Marks(y.shape[1])
+        outcome = SeveralLabels(y.shape[1])
     elif y.dtype.kind == "f" and len(y):
         outcome = Numbers(float(y.min()), float(y.max()))
     return load(source, trial.name, "none", 0.3, 5, outcome=outcome)
@@ -233,7 +233,7 @@ NETWORK = "model.name"  # the setting that names its network
 def _changes(trial: PartTrial, *clients: int, process: Literal["fresh", "shared"] = "fresh") -> Iterator[Params]:
     """The change of the network that each of these clients uploads, one after another."""
     task = models.task_of(replace(trial, name=str(trial.options.get(NETWORK, "logistic")), options={}))
-    method, down = Trainer(trial.name, Handed(process)), Server(task.init(0), torch.tensor(1))
+    method, down = Trainer(trial.name, FunctionReader(process)), Server(task.init(0), torch.tensor(1))
     for k in clients:
         labels = torch.arange(TRAINED_ROWS) % max(2, task.classes)
         rows = Examples(models.rows_of(trial.inputs, k, TRAINED_ROWS), labels)

@@ -24,7 +24,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import settle, simulated
 from sordino.runs.trace import Trace, trace
 from sordino.tree import Tree
-from sordino.types import Batch, Examples, Grant, Losses, Params, Received, Shard, Task, Work
+from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Params, Received, Shard, Task
 
 
 class Broken(Exception):
@@ -156,27 +156,27 @@ class SealedShard:
     """Wrapper of a shard that hides all but the members of its protocol."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
-        def batches(work: Work, key: Key) -> Iterator[Batch]:
+        def batches(work: LocalWork, key: Key) -> Iterator[Batch]:
             for batch in shard.batches(work, key):
                 yield SealedBatch(batch, grads if grads is not None else [])
 
         self.size, self.batches = shard.size, batches
 
 
-class Canned:
+class FixedGradients:
     """Shard with made-up gradients that do not depend on rows; losses are still called with the rows."""
 
     def __init__(self, rows: Examples, key: int) -> None:
         self._rows, self._key, self.size = rows, key, len(rows.y)
 
-    def batches(self, work: Work, key: object) -> Iterator[Batch]:
+    def batches(self, work: LocalWork, key: object) -> Iterator[Batch]:
         size = work.batch(self.size)
         for step in range(work.count(self.size)):
             some = (torch.arange(size) + step * size) % self.size
-            yield CannedBatch(taken(self._rows, some), keys.fold(self._key, step))
+            yield FixedGradientsBatch(taken(self._rows, some), keys.fold(self._key, step))
 
 
-class CannedBatch:
+class FixedGradientsBatch:
     live: ClassVar[None] = None
 
     def __init__(self, rows: Examples, key: Key) -> None:

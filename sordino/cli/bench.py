@@ -20,7 +20,7 @@ from sordino.privacy.readers.open import Open
 from sordino.privacy.readers.padded_shard import SharedPass
 from sordino.tasks.nets import cnn_wide, mlp
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Params, Shard, Task, Work
+from sordino.types import Examples, Grant, LocalWork, Params, Shard, Task
 
 REPEATS = 5
 
@@ -117,7 +117,7 @@ def _pools() -> BenchResult:
 class _Epoch:
     """The simplest algorithm to time: a local epoch of plain SGD."""
 
-    read, work = Open(), Work(1, None, 10)
+    read, work = Open(), LocalWork(1, None, 10)
 
     def local(self, task: Task, x: Params, state: Tensor, shard: Shard, key: Key) -> tuple[Params, Tensor]:
         y = x

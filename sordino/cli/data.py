@@ -84,10 +84,10 @@ def schema(
     given = {name: value for name, value in told.items() if value is not None}
     with extra("data", "tables", "missing-data-extra", DataError):
         from sordino.data.inferred_columns import draft
-        from sordino.data.table_files import Written
+        from sordino.data.table_files import GivenDialect
 
     how = config.validate({"data": {"source": "tabular", **given}}).data  # refuses a wrong separator, for example
-    written = Written(how.separator, how.decimal, how.encoding)
+    written = GivenDialect(how.separator, how.decimal, how.encoding)
     text = draft(tables[0] if len(tables) == 1 else tables, label, group, key, written)
     if out is None:
         typer.echo(text, nl=False)

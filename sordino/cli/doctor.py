@@ -239,12 +239,12 @@ def _durable_write(place: Path) -> tuple[float | None, str]:
     from sordino.accounting.currency import ZCDP
     from sordino.errors import SordinoError
     from sordino.ledger.files import atomic_write
-    from sordino.ledger.ledger import Charter, Ledger
+    from sordino.ledger.ledger import Ledger, LedgerScope
 
     times = []
     try:
         with tempfile.TemporaryDirectory(prefix=".sordino-doctor-", dir=place) as folder:
-            Ledger.open(Path(folder) / "ledger.sqlite", Charter("00" * 32, None, 1e-5, ZCDP)).close()
+            Ledger.open(Path(folder) / "ledger.sqlite", LedgerScope("00" * 32, None, 1e-5, ZCDP)).close()
             for _ in range(9):
                 begun = time.perf_counter()
                 atomic_write(Path(folder) / "written", os.urandom(4096))

@@ -20,7 +20,7 @@ from sordino.later import when_used
 
 if TYPE_CHECKING:
     from sordino.receipts.folder import RunFolder
-    from sordino.runs.listing import Seen, WatchStart
+    from sordino.runs.listing import RunStatus, WatchStart
 
 
 def list_(place: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path("runs"), as_json: Json = False) -> None:
@@ -133,7 +133,7 @@ def watch(
         raise typer.Exit(EXIT[seen.state])
 
 
-def line(seen: Seen, since: WatchStart) -> str:
+def line(seen: RunStatus, since: WatchStart) -> str:
     from sordino.cli.progress import left
     from sordino.runs.listing import rate
 
@@ -150,7 +150,7 @@ def line(seen: Seen, since: WatchStart) -> str:
     return "  ".join(part for part in said if part)
 
 
-def connected(seen: Seen) -> str:
+def connected(seen: RunStatus) -> str:
     """Number of connected sites of a running run, with the names of absent ones; in a site's own folder, that site's
     state.
     """
@@ -163,20 +163,20 @@ def connected(seen: Seen) -> str:
     return there + (f" ({', '.join(gone)})" if gone else "")
 
 
-def _reached(seen: Seen) -> str:
+def _reached(seen: RunStatus) -> str:
     from sordino.metrics.rows import bytes_text
 
     return "  ".join(part for part in (seen.score.in_words, bytes_text(seen.bytes)) if part)
 
 
 @contextmanager
-def _shown(console: Console) -> Iterator[Callable[[Seen, WatchStart], None]]:
+def _shown(console: Console) -> Iterator[Callable[[RunStatus, WatchStart], None]]:
     from sordino.cli.progress import is_live, rounds_bar
 
     if not is_live(console):
         last: tuple[int, str] | None = None
 
-        def tell(seen: Seen, since: WatchStart) -> None:
+        def tell(seen: RunStatus, since: WatchStart) -> None:
             nonlocal last
             if (now := (seen.round, connected(seen))) != last:
                 console.print(line(seen, since))
@@ -187,7 +187,7 @@ def _shown(console: Console) -> Iterator[Callable[[Seen, WatchStart], None]]:
     with rounds_bar(console) as bar:
         task = bar.add_task("", total=None, reached="")
 
-        def draw(seen: Seen, since: WatchStart) -> None:
+        def draw(seen: RunStatus, since: WatchStart) -> None:
             bar.update(
                 task, total=seen.rounds, completed=seen.round, reached=f"{_reached(seen)}  {connected(seen)}".rstrip()
             )

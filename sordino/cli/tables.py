@@ -19,7 +19,7 @@ from sordino.accounting.statement import Guarantee, OfPhase
 from sordino.accounting.words import by_phase, headline
 from sordino.cli.screen import note, titled
 from sordino.metrics.measures import last_scored, scores, warnings
-from sordino.metrics.preparation_cost import Reached
+from sordino.metrics.preparation_cost import TargetReached
 from sordino.metrics.rows import HEADLINES, RoundRow, bytes_text
 from sordino.receipts.run_files import OfClient, Receipt, ReceiptBudget
 
@@ -172,7 +172,7 @@ def preparation(found: Preparation) -> Group:
     if cost.formula_rounds is not None:
         table.add_row("the same, by the count in SlaugFL's paper", f"{cost.formula_rounds:.1f}")
     for row in cost.targets[-2:]:  # the last that was reached, and the next
-        reached = f"{row.rounds}, {row.charged:.1f} with it" if isinstance(row, Reached) else "not reached"
+        reached = f"{row.rounds}, {row.charged:.1f} with it" if isinstance(row, TargetReached) else "not reached"
         table.add_row(f"rounds to {row.target:.0%}", reached)
     unread = f"this table cannot say whom it asked and what it kept: {found.unread}" if found.unread else ""
     return Group(table, *(Text(line, style="yellow") for line in (found.label, unread) if line))

@@ -19,5 +19,5 @@ from sordino.config.settings import Experiment as Experiment
 from sordino.config.settings import Network as Network
 from sordino.config.settings import Privacy as Privacy
 from sordino.config.settings import Section as Section
-from sordino.config.settings import Slow as Slow
+from sordino.config.settings import SlowClients as SlowClients
 from sordino.config.settings import Table as Table

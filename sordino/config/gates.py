@@ -17,7 +17,7 @@ from sordino.config.reading import check_keys
 from sordino.errors import ConfigError
 from sordino.privacy.noise.distributions import LAWS, LawName
 from sordino.privacy.readers.episodes import CellGradient
-from sordino.privacy.readers.handed import Handed
+from sordino.privacy.readers.function_reader import FunctionReader
 from sordino.privacy.readers.median_clip import MedianClip
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, Sampling
 from sordino.privacy.readers.open import Open
@@ -112,7 +112,7 @@ READERS: dict[str, Callable[..., Reader]] = {
     "cells": cells,
     "median_clip": MedianClip,
     "responses": Responses,
-    "handed": Handed,
+    "handed": FunctionReader,
 }
 STAGES: dict[str, Callable[..., Stage]] = {
     "clip": Clip,

@@ -138,7 +138,7 @@ class Privacy(Section):
         return is_real(self.noise)
 
 
-class Slow(Section):
+class SlowClients(Section):
     share: float = 0.0
     """the share of the clients of a round that are slow"""
     policy: Literal["drop", "keep", "late"] = "drop"
@@ -257,7 +257,7 @@ class Experiment(Section):
     """images that the server draws from a public source"""
     privacy: Privacy = Privacy(epsilon=8.0)
     """privacy budget, and the source of the noise"""
-    stragglers: Slow = Slow()
+    stragglers: SlowClients = SlowClients()
     """slow clients, and what becomes of their work"""
     chaos: Chaos = Chaos()
     """faults that are injected to test a federation"""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sordino.data.dataset import Array
 from sordino.data.schema import Column, TableSchema
-from sordino.data.table_files import AS_SEEN, TableRows, Written, read
+from sordino.data.table_files import AS_SEEN, GivenDialect, TableRows, read
 from sordino.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TableSource:
     key: str | None = None
     schema: TableSchema | None = None  # None: inferred from the rows
     missing: Missing = "refuse"
-    written: Written = AS_SEEN
+    written: GivenDialect = AS_SEEN
     outcome: LabelKind | None = None  # kind of label; None: a class
 
     @property

@@ -229,7 +229,7 @@ class Candidates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImageNeeds:
     classes: tuple[str, ...]
     per_class: int
     shape: tuple[int, int, int]  # height, width, channels
@@ -252,11 +252,11 @@ class CandidateSource(Protocol):
     @property
     def pool(self) -> float:
         """The share of the training set that becomes public images for the server to choose from, instead of going to
-        clients (see `Wanted.pool`).
+        clients (see `ImageNeeds.pool`).
         """
         ...
 
-    def build(self, wanted: Wanted) -> Candidates: ...
+    def build(self, wanted: ImageNeeds) -> Candidates: ...
 
 
 def need(kept: bool, field: str, must: str) -> None:

@@ -29,7 +29,7 @@ from sordino.data.cells import (
 )
 from sordino.data.dataset import Array
 from sordino.data.schema import BOOLEANS, FEATURES, LISTS, Column, KeyColumn, check_roles
-from sordino.data.table_files import AS_SEEN, TableRows, Written, read
+from sordino.data.table_files import AS_SEEN, GivenDialect, TableRows, read
 from sordino.errors import DataError
 
 AN_ACCIDENT = 10  # so many different numbers in a column of texts are not its levels
@@ -50,7 +50,7 @@ def draft(
     label: str,
     group: str | None = None,
     key: str | None = None,
-    written: Written = AS_SEEN,
+    written: GivenDialect = AS_SEEN,
 ) -> str:
     """A draft of a TOML schema, one line for each column."""
     roles = {"label": label, "group": group, "key": key}

@@ -67,7 +67,7 @@ class Numbers(LabelKind):
 
 
 @dataclass(frozen=True)
-class Marks(LabelKind):
+class SeveralLabels(LabelKind):
     """Several labels, each present or absent: the i-th column is the i-th bit of a whole number."""
 
     many: int

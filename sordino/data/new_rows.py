@@ -20,7 +20,7 @@ from sordino.data.image_files import channels_last, opened
 from sordino.data.label_kinds import LabelKind
 from sordino.data.reserve import area
 from sordino.data.schema import Column
-from sordino.data.table_files import TableFile, TableRows, Written, as_arrow, read
+from sordino.data.table_files import GivenDialect, TableFile, TableRows, as_arrow, read
 from sordino.errors import DataError
 
 FIX = "correct or remove the row"
@@ -50,7 +50,7 @@ def table(
     unless `outcome` is another kind. `encoding`: text encoding, if the first line does not show it.
     """
     numbers = [*_numbers(columns), *(() if outcome is None else labels)]
-    return rows_of(read(file, (*columns, *labels), Written(encoding=encoding), numbers), columns, labels, outcome)
+    return rows_of(read(file, (*columns, *labels), GivenDialect(encoding=encoding), numbers), columns, labels, outcome)
 
 
 def given(

@@ -20,7 +20,7 @@ SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
 HELD = 1 << 30  # bytes of training inputs that are kept in memory; more are drawn again when a device is asked for
 
 
-class Truth(NamedTuple):
+class TrueModel(NamedTuple):
     """The model that labels the examples of one device."""
 
     w: Array  # [features, classes]
@@ -28,12 +28,12 @@ class Truth(NamedTuple):
     v: Array  # the mean of its inputs
 
 
-def truth(alpha: float, beta: float, rng: np.random.Generator) -> Truth:
+def truth(alpha: float, beta: float, rng: np.random.Generator) -> TrueModel:
     u, middle = rng.normal(0, alpha), rng.normal(0, beta)
-    return Truth(rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES), rng.normal(middle, 1, FEATURES))
+    return TrueModel(rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES), rng.normal(middle, 1, FEATURES))
 
 
-def device_examples(device: Truth, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
+def device_examples(device: TrueModel, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """The examples of one device: inputs with variances j^-1.2, and the labels that its model gives them."""
     x = rng.normal(device.v, SPREAD, (size, FEATURES)).astype(np.float32)
     return x, (x @ device.w + device.b).argmax(1)
@@ -54,7 +54,7 @@ def load(
     rng = np.random.default_rng(seed)
     sizes = 50 + rng.lognormal(4, 2, clients).astype(np.int64)
     sizes = np.minimum(sizes, largest) if largest is not None else sizes
-    shared = Truth(rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES), np.zeros(FEATURES))
+    shared = TrueModel(rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES), np.zeros(FEATURES))
     cuts = [max(1, int((1 - test_fraction) * size)) for size in sizes.tolist()]
     held = [np.array(cuts), sizes - np.array(cuts)]
     ends = [np.cumsum(many) for many in held]

@@ -42,7 +42,7 @@ class Dialect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Written:
+class GivenDialect:
     """Dialect settings for all files; a None is inferred from the first line."""
 
     separator: str | None = None
@@ -65,7 +65,7 @@ class Written:
         return Dialect(separator, self.decimal or ("," if separator == ";" else "."), encoding)
 
 
-AS_SEEN = Written()
+AS_SEEN = GivenDialect()
 
 
 class TableFile(NamedTuple):
@@ -174,7 +174,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 def read(
     path: str | Path | Sequence[str | Path] | pa.Table,
     as_text: Sequence[str] = (),
-    written: Written = AS_SEEN,
+    written: GivenDialect = AS_SEEN,
     numbers: Sequence[str] = (),
     ignored: Sequence[str] = (),
 ) -> TableRows:
@@ -222,7 +222,7 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _read_one(
-    file: Path, as_text: tuple[str, ...], written: Written, numbers: tuple[str, ...], ignored: tuple[str, ...]
+    file: Path, as_text: tuple[str, ...], written: GivenDialect, numbers: tuple[str, ...], ignored: tuple[str, ...]
 ) -> tuple[pa.Table, Dialect | None]:
     if kind_of(file) not in TABLES and (file.suffix or file.exists()):
         raise DataError(

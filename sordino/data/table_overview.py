@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sordino.data.cells import TableSource, gaps, is_text, numbers_in, texts
 from sordino.data.label_kinds import LabelKind
 from sordino.data.schema import TableSchema
-from sordino.data.table_files import TableRows, Written
+from sordino.data.table_files import GivenDialect, TableRows
 from sordino.data.table_names import stem_of
 
 LISTED = 6  # words of a column
@@ -53,7 +53,7 @@ def overview(
 ) -> TableFacts:
     """Facts about the files that `load` reads with the same settings."""
     labels = (label,) if isinstance(label, str) else tuple(label)
-    written = Written(separator, decimal, encoding)
+    written = GivenDialect(separator, decimal, encoding)
     rows = TableSource(path, labels, group, key, schema, written=written, outcome=outcome).rows()
     roles = {name: role for role, name in (("group", group), ("key", key)) if name is not None}
     roles |= dict.fromkeys(labels, "label")

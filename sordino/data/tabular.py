@@ -26,7 +26,7 @@ from sordino.data.columns import Columns, Owners, columns_of, misfit, remarks
 from sordino.data.dataset import Array, Dataset, Split, apart, check_split
 from sordino.data.label_kinds import LabelKind
 from sordino.data.schema import TableSchema, check_roles
-from sordino.data.table_files import TableRows, Written
+from sordino.data.table_files import GivenDialect, TableRows
 from sordino.data.table_names import stem_of
 from sordino.errors import DataError
 
@@ -58,7 +58,7 @@ def load(
     for name in labels:
         check_roles({"label": name, "group": group, "key": key})
     where = path if isinstance(path, list | tuple | pa.Table) else str(path)
-    written = Written(separator, decimal, encoding)
+    written = GivenDialect(separator, decimal, encoding)
     rows, found = columns_of(TableSource(where, labels, group, key, schema, missing, written, outcome))
     if group is None and not rows.alone:
         found = _by_file(rows, found)

@@ -87,7 +87,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Hand:
+class Store:
     """Store the tensors that every client receives before the first round."""
 
     do: Literal["hand"] = "hand"
@@ -132,7 +132,7 @@ class End:
         return min(1, self.models)
 
 
-Command = Round | Mask | Score | Keep | Restore | Begin | Hand | Publish | Encrypt | OpenSum | End
+Command = Round | Mask | Score | Keep | Restore | Begin | Store | Publish | Encrypt | OpenSum | End
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 
 

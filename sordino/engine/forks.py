@@ -27,7 +27,7 @@ import torch
 
 from sordino import tree
 from sordino.engine.client_states import looks
-from sordino.fast.common_memory import ROOM, Ends, Spoken, Told, apart, whole
+from sordino.fast.common_memory import ROOM, Ends, ProcessMessage, Told, apart, whole
 from sordino.fast.factored import dense
 from sordino.tree import Tree
 
@@ -107,7 +107,7 @@ class Fork:
         with contextlib.suppress(BrokenPipeError):  # it is gone, as the next `heard` will tell
             self.ends.say(told, tensors)
 
-    def heard(self) -> Spoken | None:
+    def heard(self) -> ProcessMessage | None:
         """Next message of the fork; None where it has died."""
         with contextlib.suppress(EOFError):
             return self.ends.hear()
@@ -331,7 +331,7 @@ class ForksWork:
         """`state`: template of a client's state."""
         self._ends, self._state, self._began = ends, state, 0.0
 
-    def __iter__(self) -> Iterator[tuple[Spoken, list[Tree]]]:
+    def __iter__(self) -> Iterator[tuple[ProcessMessage, list[Tree]]]:
         """Yields messages that begin a round or give a unit, with the states of the unit's clients."""
         size = len(tree.leaves(self._state))
         while True:

@@ -30,7 +30,7 @@ from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.robust import fewest
 from sordino.privacy.uplink.stages import Weigh
-from sordino.sampling.stragglers import Crew
+from sordino.sampling.stragglers import RoundCrew
 from sordino.tree import Tree
 from sordino.types import NoiseSource, Received, Task, Terms
 
@@ -59,7 +59,7 @@ class FederatedServer(Accounts):
     def source(self, t: int) -> NoiseSource:
         return for_round(self.policy.noise, self.key, t)
 
-    def all_terms(self, now: OpenRound, crew: Crew) -> dict[int, Terms]:
+    def all_terms(self, now: OpenRound, crew: RoundCrew) -> dict[int, Terms]:
         """Terms of every client that takes part in the round."""
         terms = {k: self.terms(k, now.prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in now.granted}
         if self.algorithm.uplink.shared:  # shares of one noise are all alike
@@ -86,12 +86,12 @@ class FederatedServer(Accounts):
         personal = self.algorithm.uplink.personal and price is not None
         return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
 
-    def receive(self, now: OpenRound, answers: Answers, crew: Crew, down: Tree) -> Release:
+    def receive(self, now: OpenRound, answers: Answers, crew: RoundCrew, down: Tree) -> Release:
         """The release of a round: the sum of the uploads, noised, decoded and divided."""
         t, zero, source = now.t, self.algorithm.zero(self.home.task, down), self.source(now.t).child("server")
         uplink, coordinates = self.algorithm.uplink.at(t, down), tree.size(zero)
         mail = self.inbox.open(t, answers.uploads, crew, down)
-        uploads: Mail | Summed = mail
+        uploads: RoundUploads | Summed = mail
         came = None
         if self.secure_sum is not None:
             uploads, came = self.secure_sum(now, mail, answers.sum, self.weights, uplink, zero, source)
@@ -225,17 +225,17 @@ class Inbox:
             return sum(wire.size(self.header(t, -1), wire.schema(own.per_client_message(down, k))) for k in clients)
         return len(clients) * (held or wire.size(self.header(t, -1), wire.schema(down)))
 
-    def open(self, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: Crew, down: Tree) -> Mail:
-        return Mail(self, t, uploads, crew, down)
+    def open(self, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: RoundCrew, down: Tree) -> RoundUploads:
+        return RoundUploads(self, t, uploads, crew, down)
 
 
-class Mail:
+class RoundUploads:
     """Iterator over the uploads of one round, which does not store them. After the last upload, `tally` and `digest`
     summarise them.
     """
 
     def __init__(
-        self, inbox: Inbox, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: Crew, down: Tree
+        self, inbox: Inbox, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: RoundCrew, down: Tree
     ) -> None:
         self._inbox, self._t, self._uploads, self._crew, self._down = inbox, t, uploads, crew, down
         self._answered = list[int]()

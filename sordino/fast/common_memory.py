@@ -37,7 +37,7 @@ def kinds() -> tuple[torch.dtype, ...]:
     return tuple(sorted({kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}, key=str))
 
 
-class Spoken(NamedTuple):
+class ProcessMessage(NamedTuple):
     """A message between the two processes: JSON (`told`) and tensors."""
 
     told: Told
@@ -77,11 +77,11 @@ class Ends:
             while left:
                 left = left[os.write(self._write, left) :]
 
-    def hear(self) -> Spoken:
+    def hear(self) -> ProcessMessage:
         """Next message of the other process; EOFError where that process has ended."""
         at, size = HEAD.unpack(self._read(bytearray(HEAD.size)))
         told = json.loads(bytes(_bytes(self._found(kinds().index(torch.uint8), None if at < 0 else at, size))))
-        return Spoken(told, [self._found(*place) for place in told.pop("tensors")])
+        return ProcessMessage(told, [self._found(*place) for place in told.pop("tensors")])
 
     def close(self) -> None:
         os.close(self.read)

@@ -1,11 +1,11 @@
 """Privacy ledger: what was reserved and spent, kept on disk.
 
->>> from sordino.ledger.books import Charter
+>>> from sordino.ledger.books import LedgerScope
 >>> from sordino.accounting.claims import Subject
 >>> from sordino.accounting.currency import ZCDP, cap, cost
 >>> from sordino.ledger.ledger import Ledger
 >>> subject = Subject(unit="client", neighbours="replace", adversary="server")
->>> charter = Charter("digits", subject, 1e-5, ZCDP)
+>>> charter = LedgerScope("digits", subject, 1e-5, ZCDP)
 >>> ledger = Ledger.open(":memory:", charter, caps={"ada": cap((1.0,)), "bob": cap((0.2,))})
 >>> charges = {name: cost((0.15,)) for name in ("ada", "bob")}
 >>> sorted(ledger.reserve("run/0", charges, plan=b""))

@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Charter:
+class LedgerScope:
     """Purpose of a ledger: its data, subject and currency. If one of them changes, budgets need a new ledger."""
 
     dataset: str
@@ -64,7 +64,7 @@ class Charter:
         }
 
     @classmethod
-    def from_json(cls, record: Json, names: tuple[str, ...]) -> Charter:
+    def from_json(cls, record: Json, names: tuple[str, ...]) -> LedgerScope:
         money, about = record["currency"], {name: record[name] for name in Subject.model_fields}
         return cls(
             record["dataset"],
@@ -158,7 +158,7 @@ class OperationStanding(NamedTuple):
 class Books:
     """Totals computed from a ledger's records. Only `fold` changes them; spending never falls."""
 
-    def __init__(self, charter: Charter, caps: Caps) -> None:
+    def __init__(self, charter: LedgerScope, caps: Caps) -> None:
         self.charter, self.caps = charter, caps
         self.sequence, self.head = -1, ORIGIN
         self.own: dict[str, Amount] = {}
@@ -269,12 +269,12 @@ def _texts(record: Json, *names: str) -> None:
             raise TypeError(f"{name} is no text")
 
 
-def read_genesis(body: bytes) -> tuple[Charter, Caps]:
+def read_genesis(body: bytes) -> tuple[LedgerScope, Caps]:
     """The charter and the caps in the first record of a ledger."""
     record = read_json(body.decode())
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
-    return Charter.from_json(record["charter"], tuple(map(str, record.get("names", ())))), caps
+    return LedgerScope.from_json(record["charter"], tuple(map(str, record.get("names", ())))), caps
 
 
 def link(previous: bytes, body: bytes) -> bytes:

@@ -36,8 +36,8 @@ from sordino.ledger.books import (
     ORIGIN,
     Books,
     Caps,
-    Charter,
     Each,
+    LedgerScope,
     Op,
     Place,
     State,
@@ -49,7 +49,7 @@ from sordino.ledger.books import (
 )
 from sordino.ledger.storage import check_pages, damaged, identity, open_database, read_database, refusals, turnstile
 
-__all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "Place", "State"]
+__all__ = ["EVERYONE", "MEMORY", "Each", "Entry", "Ledger", "LedgerScope", "Place", "State"]
 
 MEMORY = ":memory:"
 
@@ -89,7 +89,7 @@ class Ledger:
     def open(
         cls,
         path: Path | str,
-        charter: Charter,
+        charter: LedgerScope,
         caps: Mapping[str, Amount] | None = None,
         total: Amount | None = None,
         each: Each | None = None,
@@ -218,7 +218,7 @@ class Ledger:
             return {name: (books.spent(name), books.caps.get(name)) for name in names}
 
     @property
-    def charter(self) -> Charter:
+    def charter(self) -> LedgerScope:
         return self._books.charter
 
     def entries(self) -> Iterator[Entry]:

@@ -18,7 +18,7 @@ import torch
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.fast.threads import Threads, heavy
 from sordino.metrics.measures import Metrics, last_scored
-from sordino.metrics.rows import HEADLINES, MEASURED, Scores, Spread, Way, measured
+from sordino.metrics.rows import HEADLINES, MEASURED, Scores, ScoreSpread, Way, measured
 from sordino.metrics.scores import MetricFunction, own_scores, scored
 from sordino.partition.row_numbers import Array, RowNumbers
 from sordino.tasks.personalise import OWN, PLAIN, OwnModels, ways
@@ -246,7 +246,7 @@ class Evaluator:
         if len(self.rows) <= LISTED:
             known = dict(zip(own.clients.tolist(), found[len(names) + 3 :], strict=True))
             single = tuple(known.get(k) for k in range(len(self.rows)))
-        clients = Spread(metric=headline.name, mean=mean, std=std, worst_tenth=tenth, each=single)
+        clients = ScoreSpread(metric=headline.name, mean=mean, std=std, worst_tenth=tenth, each=single)
         return Scores(**dict(zip(names, found[: len(names)], strict=True)), clients=clients)
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sordino.accounting.facts import Fact, Number
 from sordino.ledger.books import HANDED, TRAINING, Way
 from sordino.metrics.measures import Metrics, bytes_to, rounds_to, scores, traffic
-from sordino.metrics.rows import Played, RoundRow
+from sordino.metrics.rows import RoundLine, RoundRow
 
 if TYPE_CHECKING:
     from sordino.types import Formula
@@ -20,7 +20,7 @@ TENS = [k / 10 for k in range(1, 10)]
 SHOWN = 4  # targets that were reached; then the next one, which was not
 
 
-class Plain(NamedTuple):
+class PlainRound(NamedTuple):
     """Cost of a round of plain training: the size of a message (the model and a header) and the number of clients."""
 
     message: int  # bytes, one way
@@ -31,7 +31,7 @@ class Plain(NamedTuple):
         return 2 * self.chosen * self.message
 
 
-class Sent(Fact):
+class MessageBytes(Fact):
     """Bytes of all messages of one kind, as measured, beside the numbers by a publication's formula."""
 
     phase: str
@@ -49,7 +49,7 @@ class Target(Fact):
     rounds: int | None
 
 
-class Reached(Target):
+class TargetReached(Target):
     rounds: int
     bytes: int
     bytes_with: int  # with the preparation in front
@@ -70,10 +70,10 @@ class Cost(Fact):
     formula_ratio: float | None = None
     formula_rounds: float | None = None
     formula_over: Number | None = None
-    targets: tuple[Reached | Target, ...]
+    targets: tuple[TargetReached | Target, ...]
 
 
-def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
+def in_front(preparation: Sequence[RoundLine]) -> list[RoundRow]:
     """Traffic and computation of a preparation, written as a round 0 without scores to put before the training's
     rounds; [] without a preparation.
     """
@@ -92,21 +92,21 @@ def before(run: Metrics) -> float:
 
 
 def messages(
-    preparation: Sequence[Played],
+    preparation: Sequence[RoundLine],
     metrics: Metrics,
-    plain: Plain,
+    plain: PlainRound,
     formula: Formula | None,
     says: Mapping[str, tuple[str, str]],
-) -> list[Sent]:
+) -> list[MessageBytes]:
     """Bytes of each phase's messages, down and up, as measured and by the publication's formula; for the training,
     those that plain training would not send. `says`: descriptions of what goes down and up in each phase.
     """
     counted = {} if formula is None else formula.messages
 
-    def sent(phase: str, way: Way, what: str, size: int) -> Sent:
+    def sent(phase: str, way: Way, what: str, size: int) -> MessageBytes:
         parameters = counted.get((phase, way))
         in_bytes = None if parameters is None else FLOAT * parameters
-        return Sent(phase=phase, way=way, what=what, parameters=parameters, formula_bytes=in_bytes, bytes=size)
+        return MessageBytes(phase=phase, way=way, what=what, parameters=parameters, formula_bytes=in_bytes, bytes=size)
 
     rows = []
     for phase in dict.fromkeys(row.phase for row in preparation):
@@ -130,7 +130,7 @@ def messages(
     return rows
 
 
-def charged(preparation: Sequence[Played], metrics: Metrics, plain: Plain, formula: Formula | None) -> Cost:
+def charged(preparation: Sequence[RoundLine], metrics: Metrics, plain: PlainRound, formula: Formula | None) -> Cost:
     spent = sum(row.bytes for row in preparation)
     found = Cost(
         bytes=spent,
@@ -157,11 +157,11 @@ def targets(metrics: Metrics) -> list[float]:
     return below[-SHOWN:] + beyond[:1] if found else []
 
 
-def _to(target: float, metrics: Metrics, spent: int, plain: Plain, formula: Formula | None) -> Target:
+def _to(target: float, metrics: Metrics, spent: int, plain: PlainRound, formula: Formula | None) -> Target:
     rounds, sent = rounds_to(target)(metrics), bytes_to(target)(metrics)
     if rounds is None or sent is None:
         return Target(target=target, rounds=None)
-    return Reached(
+    return TargetReached(
         target=target,
         rounds=int(rounds),
         bytes=int(sent),

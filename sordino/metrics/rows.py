@@ -14,7 +14,7 @@ from pydantic import ValidationInfo, model_validator
 from sordino.accounting.facts import Fact, Number
 
 
-class Spread(Fact):
+class ScoreSpread(Fact):
     """The scores of single clients: how they spread and, where listed, each of them."""
 
     metric: Metric
@@ -41,7 +41,7 @@ class Scores(Fact):
     f1: float | None = None
     calibration_error: float | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
-    clients: Spread | None = None
+    clients: ScoreSpread | None = None
     way: Way = "global"  # how clients made the model their own before it was scored
     model: str = ""  # which of the server's models it is, where it is not the global one
     own: Mapping[str, float] = {}  # metrics of a user's own
@@ -97,7 +97,7 @@ class Secure(Fact):
     cpu_seconds: Mapping[str, Number] | None = None
 
 
-class Played(Fact):
+class RoundLine(Fact):
     """Base of the lines of metrics.jsonl and preparation.jsonl: one round, its participation and traffic."""
 
     phase: str = ""  # of a preparation
@@ -117,7 +117,7 @@ class Played(Fact):
         return (self.bytes_down or 0) + (self.bytes_up or 0)
 
 
-class PreparedRow(Played):
+class PreparedRow(RoundLine):
     """A line of preparation.jsonl."""
 
     phase: str
@@ -126,7 +126,7 @@ class PreparedRow(Played):
     payload: int
 
 
-class RoundRow(Scores, Played):
+class RoundRow(Scores, RoundLine):
     """A line of metrics.jsonl. Round 0 stands for all that was sent and computed before the first round."""
 
     model_norm: float | None = None

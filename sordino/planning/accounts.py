@@ -26,8 +26,8 @@ from sordino.ledger.books import Op, of_round
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.uplink import Uplink
-from sordino.sampling.draws import Seeded, Unseen
-from sordino.sampling.kinds import Cohort, Tossed
+from sordino.sampling.draws import Seeded, SystemWords
+from sordino.sampling.kinds import Cohort, IndependentCohort
 from sordino.sampling.stragglers import Stragglers
 from sordino.tree import Tree
 from sordino.types import Adversary, Claim, Reader
@@ -136,9 +136,9 @@ class Accounts:
         """
         if isinstance(self.algorithm, RequestsClients):
             return sorted(self.algorithm.requested_clients(server))
-        if isinstance(self.cohort, Tossed):
+        if isinstance(self.cohort, IndependentCohort):
             # a secret cohort is not drawn from the seed, which stands in the experiment
-            coins = Unseen() if self.policy.secret_cohort else Seeded(keys.fold(self.key, "cohort", now.t))
+            coins = SystemWords() if self.policy.secret_cohort else Seeded(keys.fold(self.key, "cohort", now.t))
             return self.cohort.toss(self.population, coins, now.rates)
         drawn = self.cohort.draw(now.t, self.population, self.key)
         return drawn if self.policy.hidden else self._redrawn(now.t, drawn, away, later)

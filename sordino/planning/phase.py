@@ -16,7 +16,7 @@ from sordino.accounting.facts import FORMAT
 from sordino.accounting.pricing import Pricing
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.learning import adapting
-from sordino.algorithms.optional import FitsData, Known
+from sordino.algorithms.optional import FitsData, PublicFacts
 from sordino.algorithms.phases import Phase
 from sordino.budget import client_budgets
 from sordino.budget.plan import Budget, Plan
@@ -24,7 +24,7 @@ from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.config import Experiment, build, resolved_table
 from sordino.errors import damaged
 from sordino.ledger.books import of_phase
-from sordino.ledger.ledger import Charter, Each, Ledger
+from sordino.ledger.ledger import Each, Ledger, LedgerScope
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import FILE, PUT_BACK, Agreement, PublicNumbers
 from sordino.planning.methods import Methods, reads_plainly
@@ -154,7 +154,7 @@ class PlannedPhase:
             fewest = 1 if self.policy.hidden else int(self.cohort.expected(len(public.sizes)))
             least = fewest * min(public.sizes) / public.largest
             algorithm = algorithm.behind(uplink=algorithm.uplink.fitted(self._coordinates(algorithm), least))
-        known = Known(public.shape, public.named, public.sizes, self.key)
+        known = PublicFacts(public.shape, public.named, public.sizes, self.key)
         return algorithm.fitted(known) if isinstance(algorithm, FitsData) else algorithm
 
     @cached_property
@@ -266,7 +266,7 @@ class PlannedPhase:
         only.
         """
         plan, people, delta = self.promising, len(self.public.sizes), self.experiment.privacy.delta
-        charter = Charter(dataset, plan.offer and plan.offer.subject, delta, plan.currency, self.public.clients)
+        charter = LedgerScope(dataset, plan.offer and plan.offer.subject, delta, plan.currency, self.public.clients)
         cap, together = plan.cap, plan.one_price
         own = plan.budget is not None and plan.budget.personal is not None and not together
         each = Each(people, cap) if cap is not None and not together and not own else None

@@ -27,7 +27,7 @@ from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
-from sordino.types import Work
+from sordino.types import LocalWork
 
 
 class PlanRow(Fact):
@@ -188,7 +188,7 @@ class Planner:
         granted = [] if plan.budget is None or plan.budget.personal is None else [plan.budget.personal]
         cohort, largest, of_clients = phase.cohort.expected(len(sizes)), max(sizes), plan.offer.subject.unit == "client"
         answering = 1 - slow.share if slow.policy in ("drop", "late") else 1.0
-        seen: list[tuple[float, float, Loudness]] = []  # (how often, weight, loudness)
+        seen: list[tuple[float, float, NoiseLevel]] = []  # (how often, weight, loudness)
         for k, count in kinds(plan.participations, plan.reads, sizes, *granted):
             z, size = self.multiplier(k), sizes[k]
             if z is None:
@@ -201,7 +201,7 @@ class Planner:
             if loud is None:
                 return None
             if algorithm.uplink.personal:  # one noise for all, and a bound for each
-                loud = Loudness(loud.std * plan.quietest / z, loud.signal * plan.quietest / z)
+                loud = NoiseLevel(loud.std * plan.quietest / z, loud.signal * plan.quietest / z)
             weight = algorithm.uplink.weight(size, largest, plan.precision(k))
             seen.append((count * plan.participations[k], weight, loud))
         visits = math.fsum(often for often, _, _ in seen)
@@ -261,44 +261,44 @@ LOUD, QUIET = 1.0, 0.3
 MANKIND = 10**10  # a plan that needs more clients needs another idea
 
 
-class Loudness(NamedTuple):
+class NoiseLevel(NamedTuple):
     std: float  # of one coordinate of the noise
     signal: float  # the largest 2-norm that what is under the noise can have
 
 
 @singledispatch
-def of_reader(reader: object, work: Work, multiplier: float, size: int) -> Loudness | None:
+def of_reader(reader: object, work: LocalWork, multiplier: float, size: int) -> NoiseLevel | None:
     """Noise and largest signal of the sum of a round's gradients at one client, before the step size; None for a reader
     whose noise is not known."""
     return None
 
 
 @of_reader.register
-def _(reader: NoisyGradient, work: Work, multiplier: float, size: int) -> Loudness:
+def _(reader: NoisyGradient, work: LocalWork, multiplier: float, size: int) -> NoiseLevel:
     # every step's gradient carries its own noise: deviations add in squares, signals at most plainly
     steps, denominator = work.count(size), reader.denominator(size, work.batch(size))
     std = multiplier * reader.mechanism.spread * reader.sensitivity / denominator
-    return Loudness(math.sqrt(steps) * std, steps * reader.clip)
+    return NoiseLevel(math.sqrt(steps) * std, steps * reader.clip)
 
 
 @of_reader.register
-def _(reader: CellGradient, work: Work, multiplier: float, size: int) -> Loudness:
+def _(reader: CellGradient, work: LocalWork, multiplier: float, size: int) -> NoiseLevel:
     steps, denominator = work.count(size), reader.denominator
-    return Loudness(math.sqrt(steps) * multiplier * reader.sensitivity / denominator, steps * reader.clip)
+    return NoiseLevel(math.sqrt(steps) * multiplier * reader.sensitivity / denominator, steps * reader.clip)
 
 
 @of_reader.register
-def _(reader: ConvexStable, work: Work, multiplier: float, size: int) -> Loudness:
+def _(reader: ConvexStable, work: LocalWork, multiplier: float, size: int) -> NoiseLevel:
     steps = work.count(size)  # one noise for all of them
-    return Loudness(reader.noise_std(multiplier, size, steps), steps * math.sqrt(2) * reader.radius)
+    return NoiseLevel(reader.noise_std(multiplier, size, steps), steps * math.sqrt(2) * reader.radius)
 
 
-def of_uplink(uplink: Uplink, multiplier: float, coordinates: int) -> Loudness:
+def of_uplink(uplink: Uplink, multiplier: float, coordinates: int) -> NoiseLevel:
     """Noise and largest signal of one upload where the clients add the noise, or of the sum where the server does."""
     stage, bound = uplink.noise(), uplink.bound(coordinates)
     assert stage is not None
     std = stage.std(bound, multiplier, coordinates)
-    return Loudness(std / uplink.scale, bound.l2 / uplink.scale)
+    return NoiseLevel(std / uplink.scale, bound.l2 / uplink.scale)
 
 
 def in_mean(stds: Sequence[float], weights: Sequence[float]) -> float:

@@ -44,7 +44,7 @@ class Axis(NamedTuple):
     most: float = math.inf  # no value is above
 
 
-class Spot(NamedTuple):
+class LinePoint(NamedTuple):
     """One point of a line; `spread` is half the height of the band around it."""
 
     x: float
@@ -55,7 +55,7 @@ class Spot(NamedTuple):
 
 class Line(NamedTuple):
     label: str
-    points: Sequence[Spot]
+    points: Sequence[LinePoint]
 
 
 class Lines(NamedTuple):
@@ -132,7 +132,7 @@ def _rows(chart: Lines, kept: Sequence[Line], x: Scale) -> Iterator[tuple[str, .
         yield (f"{x.across(at):.2f}", chart.x.write(at), *(one.get(at, "") for one in cells))
 
 
-def _cell(spot: Spot, write: Write) -> str:
+def _cell(spot: LinePoint, write: Write) -> str:
     spread = "" if spot.spread is None else f" ± {write(spot.spread)}"
     return f"{write(spot.y)}{spread}{spot.note}"
 

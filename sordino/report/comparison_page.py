@@ -20,7 +20,7 @@ from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
 from sordino.metrics.measures import Point, curve, headline
 from sordino.metrics.rows import HEADLINES, MEASURED, Metric
-from sordino.report.charts import Axis, Line, Lines, ScatterPoint, Spot, lines, number, points
+from sordino.report.charts import Axis, Line, LinePoint, Lines, ScatterPoint, lines, number, points
 from sordino.report.frame import promises, self_contained, top
 from sordino.report.run_charts import COMPUTED, ROUND, SENT, score_axis, written
 from sordino.report.run_facts import EVALUATOR
@@ -200,7 +200,10 @@ def charts(facts: ComparisonFacts) -> list[Lines]:
         for over, about, x, read in drawn
     ]
     worst = [
-        Line(m.label, [Spot(p.round, p.worst, p.worst_std, _seeds(p, facts)) for p in m.curve if p.worst is not None])
+        Line(
+            m.label,
+            [LinePoint(p.round, p.worst, p.worst_std, _seeds(p, facts)) for p in m.curve if p.worst is not None],
+        )
         for m in facts.methods
     ]
     about = f"Mean {judged.words} of the tenth of the clients that is served worst.{band}"
@@ -212,7 +215,7 @@ def _means(facts: ComparisonFacts, read: Callable[[Point], float | None]) -> lis
         Line(
             m.label,
             [
-                Spot(x, p.mean, p.std, _seeds(p, facts))
+                LinePoint(x, p.mean, p.std, _seeds(p, facts))
                 for p in m.curve
                 if p.mean is not None and (x := read(p)) is not None
             ],

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from sordino.metrics.measures import headline, last_scored, scores
 from sordino.metrics.rows import HEADLINES, Headline, RoundRow, bytes_text, scaled
-from sordino.report.charts import Axis, Line, Lines, Spot, Write, number, percent
+from sordino.report.charts import Axis, Line, LinePoint, Lines, Write, number, percent
 from sordino.report.run_facts import RunFacts
 
 ROUND = Axis("round")
@@ -51,9 +51,9 @@ def score(model: str, rows: Sequence[RoundRow]) -> Lines:
         ROUND,
         score_axis(judged),
         (
-            Line(model, [Spot(row.round, value) for row, value in scored]),
-            Line("mean over clients", [Spot(t, of.mean, of.std) for t, of in clients]),
-            Line("worst 10% of clients", [Spot(t, of.worst_tenth) for t, of in clients]),
+            Line(model, [LinePoint(row.round, value) for row, value in scored]),
+            Line("mean over clients", [LinePoint(t, of.mean, of.std) for t, of in clients]),
+            Line("worst 10% of clients", [LinePoint(t, of.worst_tenth) for t, of in clients]),
         ),
     )
 
@@ -77,7 +77,7 @@ def _over(facts: RunFacts, x: Axis, over: str, about: str, cost: Callable[[Round
         return None
     until = dict(zip((row.round for row in rows), accumulate(spent), strict=True))
     begins = "" if facts.before is None else f" Before round 1: {x.write(spent[0])}."
-    spots = [Spot(until[row.round], value) for row, value in scores(rows, judged.name)]
+    spots = [LinePoint(until[row.round], value) for row, value in scores(rows, judged.name)]
     return Lines(f"Test {judged.full} {over}", about + begins, x, score_axis(judged), [Line(facts.model, spots)])
 
 
@@ -95,7 +95,7 @@ def traffic(rows: Sequence[RoundRow]) -> Lines | None:
         ROUND,
         TRAFFIC,
         [
-            Line(label, [Spot(row.round, total) for row, total in zip(rows, accumulate(sizes), strict=True)])
+            Line(label, [LinePoint(row.round, total) for row, total in zip(rows, accumulate(sizes), strict=True)])
             for label, sizes in both
         ],
     )
@@ -111,12 +111,12 @@ def epsilons(facts: RunFacts) -> list[Lines]:
         ROUND,
         y,
         [
-            Line(f"one {of.unit}, against {of.by}: {of.standing}", [Spot(*point) for point in of.points])
+            Line(f"one {of.unit}, against {of.by}: {of.standing}", [LinePoint(*point) for point in of.points])
             for of in facts.epsilon
         ],
     )
     nominal = [
-        Line(f"one {of.unit}, against {of.by} (nominal)", [Spot(*point) for point in of.nominal])
+        Line(f"one {of.unit}, against {of.by} (nominal)", [LinePoint(*point) for point in of.nominal])
         for of in facts.epsilon
         if of.nominal
     ]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sordino.accounting.words import WHO
-from sordino.metrics.preparation_cost import Cost, Reached, Target
+from sordino.metrics.preparation_cost import Cost, Target, TargetReached
 from sordino.metrics.rows import bytes_text
-from sordino.report.charts import Axis, Line, Lines, Spot, bars, lines, number, percent
+from sordino.report.charts import Axis, Line, LinePoint, Lines, bars, lines, number, percent
 from sordino.results.attack_file import Assault, AttackFinding, PictureRow, Roc, figures, promised, sheet
 from sordino.results.audit_file import COLUMNS, AuditedPromise, TrainedAudit
 from sordino.results.markup import Html, joined, listed, note, png, scrolled, section, tag
@@ -96,8 +96,8 @@ def _targets(cost: Cost) -> Html:
     return joined([scrolled(caption, columns, rows, whole=True), note(TARGETS)])
 
 
-def _reached(one: Reached | Target, counted: bool, columns: int) -> list[str]:
-    if not isinstance(one, Reached):
+def _reached(one: TargetReached | Target, counted: bool, columns: int) -> list[str]:
+    if not isinstance(one, TargetReached):
         return ["not reached"] * columns
     formula = [f"{one.formula_charged or 0.0:.1f}"] if counted else []
     return [str(one.rounds), f"{one.charged:.1f}", *formula, bytes_text(one.bytes), bytes_text(one.bytes_with)]
@@ -256,5 +256,5 @@ def roc(found: Roc, simulated: bool) -> Lines:
         "False alarms on a logarithmic axis.",
         Axis("false alarms", number, log=True),
         Axis("members found", percent, zero=True, most=1.0),
-        [Line(name, [Spot(*point) for point in points]) for name, points in curves],
+        [Line(name, [LinePoint(*point) for point in points]) for name, points in curves],
     )

@@ -21,7 +21,7 @@ NEEDS = {
 ANEW = "audit the run again: `sordino audit RUN --trained` writes the file anew"
 
 
-class PlayedCanaries(Fact):
+class ReplayedCanaries(Fact):
     """Lower bounds on epsilon for one guarantee, from guesses about canaries in replays of the run."""
 
     canaries: int
@@ -35,14 +35,14 @@ class PlayedCanaries(Fact):
         return self.at_least > self.claimed_there or self.at_least_by_coins > claimed
 
 
-class Noticed(Fact):
+class AuditPower(Fact):
     """Power of an audit, which is tried on broken twins: copies of the run with too little noise behind the same claim.
     `caught`: the factor by which the noise of the refuted twin was too small; `missed`: those of the others.
     """
 
     caught: float | None = None
     missed: tuple[float, ...] = ()
-    twin: PlayedCanaries | None = None  # the last one that was tried
+    twin: ReplayedCanaries | None = None  # the last one that was tried
 
 
 class AuditedPromise(Subject):
@@ -57,8 +57,8 @@ class AuditedPromise(Subject):
     prepared: bool = False  # were canaries in the phases before the training, too?
     verdict: TrainedVerdict
     why: str
-    played: PlayedCanaries | None = None
-    power: Noticed = Noticed()
+    played: ReplayedCanaries | None = None
+    power: AuditPower = AuditPower()
 
     @property
     def in_figures(self) -> tuple[str, ...]:

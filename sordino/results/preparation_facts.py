@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from sordino import keys, tree
 from sordino.accounting.facts import Fact
 from sordino.algorithms.optional import PublicTensors
-from sordino.algorithms.phases import Asked, Facts, Phase, RunNumbers, Said
+from sordino.algorithms.phases import Asked, Facts, Phase, PhaseMessages, RunNumbers
 from sordino.config import Experiment
 from sordino.data.dataset import Candidates
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
 from sordino.ledger.books import HANDED
-from sordino.metrics.preparation_cost import Cost, Plain, Sent, charged, messages
+from sordino.metrics.preparation_cost import Cost, MessageBytes, PlainRound, charged, messages
 from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
 from sordino.receipts.folder import RunFolder
@@ -56,7 +56,7 @@ class OfClass(Fact):
     valid: float | None
 
 
-class Strips(Fact):
+class ClassPictures(Fact):
     """Pictures of one class, as data URIs."""
 
     name: str
@@ -66,7 +66,7 @@ class Strips(Fact):
 
 
 class Gallery(Fact):
-    rows: tuple[Strips, ...]
+    rows: tuple[ClassPictures, ...]
     classes: int
     each: int
     side: int
@@ -80,7 +80,7 @@ class Preparation(Fact):
     unknown: str  # reason why wrong candidates are not marked
     rank: str
     classes: tuple[OfClass, ...]
-    messages: tuple[Sent, ...]
+    messages: tuple[MessageBytes, ...]
     cost: Cost
     gallery: Gallery | None
 
@@ -138,7 +138,7 @@ def gather(
 
 def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, str]]:
     """Description of each phase's messages: those to the clients and those to the server."""
-    last = phases[-1].says if phases else Said()
+    last = phases[-1].says if phases else PhaseMessages()
     return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {HANDED: (last.hands, "")}
 
 
@@ -214,9 +214,9 @@ def _valid(rows: Picked, wrong: Wrong | None) -> float | None:
 # what it cost ---------------------------------------------------------------------------------------------------------
 
 
-def _plain(run: RunFolder, setup: Setup) -> Plain:
+def _plain(run: RunFolder, setup: Setup) -> PlainRound:
     header = wire.Header(run.environment.run, setup.experiment.digest(), 0, -1, "down")
-    return Plain(wire.size(header, wire.schema(setup.task.init(0))), _chosen_clients(setup))
+    return PlainRound(wire.size(header, wire.schema(setup.task.init(0))), _chosen_clients(setup))
 
 
 def _chosen_clients(setup: Setup) -> int:
@@ -264,7 +264,7 @@ def _gallery(
         chosen = _chosen(told, label)
         every = np.zeros(0, np.int64) if candidates is None else np.flatnonzero(candidates.y == label)
         rows.append(
-            Strips(
+            ClassPictures(
                 name=names[label],
                 drawn=strip(x[y == label][:each]) if (y == label).any() else "",
                 kept=pictured(chosen),

@@ -24,7 +24,7 @@ from sordino.accounting.events import Json
 from sordino.branches import part
 from sordino.config import EvaluationSettings, Experiment, build, filled, parameters, resolved_table
 from sordino.config.reading import check_keys
-from sordino.data.dataset import DISCLOSED, Candidates, CandidateSource, Split, Wanted, cache_folder
+from sordino.data.dataset import DISCLOSED, Candidates, CandidateSource, ImageNeeds, Split, cache_folder
 from sordino.data.schema import Column
 from sordino.device import CPU, here, on
 from sordino.engine.checkpoint import Loaded
@@ -182,7 +182,7 @@ class ServerData:
                 code="candidates-are-images",
             )
         height, width, channels = public.shape
-        wanted = Wanted(
+        wanted = ImageNeeds(
             classes=public.class_names,
             per_class=asked.per_class,
             shape=(height, width, channels),

@@ -150,7 +150,7 @@ class SiteNow(NamedTuple):
         return "connected" if self.connected else "not connected" + (f": {self.why}" if self.why else "")
 
 
-class Seen(NamedTuple):
+class RunStatus(NamedTuple):
     state: str  # running, finished, budget spent, stopped or killed
     round: int
     rounds: int
@@ -181,7 +181,7 @@ def public_events(run: RunFolder) -> list[RunEvent]:
     return rows_of(run.events_file, RunEvent)
 
 
-def look(run: RunFolder) -> Seen:
+def look(run: RunFolder) -> RunStatus:
     """State, round and score of a run, from what it has written."""
     alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
     planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
@@ -190,7 +190,7 @@ def look(run: RunFolder) -> Seen:
     if receipt is not None and receipt.rounds < len(rows):
         receipt = None  # of an earlier stop; the run has gone on since
     last = last_scored(rows)
-    return Seen(
+    return RunStatus(
         state(run, alive, rows, happened, receipt),
         len(rows) if run.environment.clients is None or not rows else rows[-1].round,  # a site may miss some
         planned,
@@ -259,7 +259,7 @@ def beginning(run: RunFolder) -> WatchStart | None:
     return WatchStart(begun.timestamp(), 0) if abs(touched - begun.timestamp()) < 10 else None
 
 
-def rate(seen: Seen, since: WatchStart) -> float:
+def rate(seen: RunStatus, since: WatchStart) -> float:
     """Rounds per second, 0 while unknown."""
     passed = seen.at - since.at
     return max(0.0, (seen.round - since.round) / passed) if passed > 0 else 0.0

@@ -14,7 +14,7 @@ from typing import IO
 
 from sordino.accounting.events import Json
 from sordino.errors import damaged
-from sordino.metrics.rows import Played
+from sordino.metrics.rows import RoundLine
 from sordino.receipts.private import FOLDER
 
 ALWAYS = ("phase", "round", "lost", "model_norm")
@@ -23,7 +23,7 @@ SEEN = ("active", "answered", "bytes_down", "bytes_up", "payload", "device_flops
 INSIDE = ("saturated", "cpu_seconds")  # of a secure sum: the size of single values, and the time of single clients
 
 
-def shown(row: Played, hidden: bool) -> Json:
+def shown(row: RoundLine, hidden: bool) -> Json:
     """The public fields of a row: what was released anyway; of a hidden cohort neither its size nor anything that grows
     with it.
     """
@@ -40,7 +40,7 @@ class Rows:
     def __init__(self, public: _Kept, private: _Kept | None, hidden: bool) -> None:
         self._public, self._private, self._hidden = public, private, hidden
 
-    def write(self, row: Played) -> None:
+    def write(self, row: RoundLine) -> None:
         whole = row.to_json()
         if self._private is None:
             self._public.write(_line(whole))

@@ -36,7 +36,7 @@ from sordino.runs import bundle
 from sordino.runs.backend import Backend, Begun
 from sordino.runs.metric_files import shown
 from sordino.runs.preparation import adopt, prepare
-from sordino.runs.rounds import PlayedPhase, RunInPlay
+from sordino.runs.rounds import RunningPhase, RunningRun
 from sordino.runs.setup import Setup
 from sordino.runs.stop_signals import patience
 from sordino.runs.witness import Witness, needed
@@ -90,7 +90,7 @@ def play(
             with backend.federation(mine.ledger, environment.run).ledger as books:
                 missed = witness.check(books, moved)
                 witness.begin(books)
-        run = RunInPlay(folder, environment.run, mine.ledger, witness, stack.enter_context(patience()))
+        run = RunningRun(folder, environment.run, mine.ledger, witness, stack.enter_context(patience()))
 
         def prepared(phase: Backend, rules: FederatedServer, row: RoundRow) -> None:
             if row.active and not row.answered:
@@ -181,7 +181,7 @@ def _moved(setup: Setup, before: Tree, now: Tree) -> str:
     return "and what the server keeps of earlier rounds moved the model on"
 
 
-def _note_costs(backend: Backend, folder: Path, phase: PlayedPhase, outcome: Outcome) -> None:
+def _note_costs(backend: Backend, folder: Path, phase: RunningPhase, outcome: Outcome) -> None:
     """Append a round's times to costs.jsonl. With real noise it lies in the private folder: times tell how many uploads
     there were to add.
     """

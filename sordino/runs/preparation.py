@@ -35,7 +35,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
 from sordino.runs import metric_files as metrics
 from sordino.runs.backend import Backend, Begun
-from sordino.runs.rounds import RunInPlay, stands
+from sordino.runs.rounds import RunningRun, stands
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
 from sordino.tree import Tree
@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
     handed: Params | None  # what every client has been given; None if nothing
 
 
-def prepare(run: RunInPlay, backend: Backend, watch: Watch) -> Prepared | None:
+def prepare(run: RunningRun, backend: Backend, watch: Watch) -> Prepared | None:
     """Runs every phase before the training that is not over yet. None where the user has stopped it."""
     before: Tree = None
     begun: Begun | None = None
@@ -80,7 +80,7 @@ def prepare(run: RunInPlay, backend: Backend, watch: Watch) -> Prepared | None:
 
 
 def _played(
-    run: RunInPlay,
+    run: RunningRun,
     mine: Backend,
     place: Path,
     before: Tree,

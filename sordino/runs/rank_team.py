@@ -27,7 +27,7 @@ PATIENCE = timedelta(days=1)
 AHEAD = 1 << 26  # bytes of messages that a rank has sent, and rank 0 has not taken yet
 
 
-class Team:
+class RankTeam:
     """All ranks of a run, seen from one of them."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Team:
 
 
 @cache
-def joined() -> Team:
+def joined() -> RankTeam:
     """The ranks of this run, as seen from this process; the group is joined once, for all phases."""
     if "RANK" not in os.environ:
         raise ConfigError(
@@ -128,7 +128,7 @@ def joined() -> Team:
             fix="start it as torchrun --nproc-per-node 2 -m sordino run ..., or use another executor",
             code="no-ranks",
         )
-    return Team()
+    return RankTeam()
 
 
 def local_rank() -> int:

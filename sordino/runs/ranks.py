@@ -33,7 +33,7 @@ from sordino.errors import RunError
 from sordino.fast.processor import keep_freed_memory
 from sordino.privacy.uplink import Summed
 from sordino.receipts.private import secret_of
-from sordino.runs.rank_team import Team, joined, local_rank
+from sordino.runs.rank_team import RankTeam, joined, local_rank
 from sordino.runs.simulation import Simulation, reads_single_uploads, simulated
 from sordino.runs.stop_signals import patience
 from sordino.tree import Tree
@@ -41,7 +41,7 @@ from sordino.types import Params, Tensor, Terms
 
 
 @dataclass(frozen=True)
-class ToldPhase:
+class PhaseHeader:
     """Header with which rank 0 starts a phase; the experiment follows it, and the tensors that clients receive before
     the first round."""
 
@@ -77,9 +77,9 @@ def follow() -> None:
     team.leave()
 
 
-def _phase_head(team: Team) -> tuple[ToldPhase, bytes, bytes]:
+def _phase_head(team: RankTeam) -> tuple[PhaseHeader, bytes, bytes]:
     text, body = team.hear()
-    told = ToldPhase(**json.loads(text))
+    told = PhaseHeader(**json.loads(text))
     return told, body[: len(body) - told.handed], body[len(body) - told.handed :]
 
 
@@ -92,7 +92,7 @@ class Share:
     same commands as a site, in step with the other ranks.
     """
 
-    def __init__(self, team: Team, simulation: Simulation, told: ToldPhase, handed: Params | None) -> None:
+    def __init__(self, team: RankTeam, simulation: Simulation, told: PhaseHeader, handed: Params | None) -> None:
         torch.set_num_threads(simulation.setup.experiment.engine.threads)
         keep_freed_memory()
         place = Path(told.place)
@@ -172,7 +172,7 @@ class Ranks(Executor):
         setup = simulation.setup
         self._team, self._last = joined(), not setup.prepares
         gifts = b"" if handed is None else save({name: value.cpu().contiguous() for name, value in handed.items()})
-        told = ToldPhase(run, str(folder.resolve()), str(place.resolve()), setup.stage, len(gifts))
+        told = PhaseHeader(run, str(folder.resolve()), str(place.resolve()), setup.stage, len(gifts))
         self._team.say(json.dumps(asdict(told)).encode(), setup.experiment.toml().encode() + gifts)
         self._team.meet(device_of(setup.experiment.engine.device, local_rank()))
         self._share = Share(self._team, simulation, told, handed)

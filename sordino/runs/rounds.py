@@ -32,7 +32,7 @@ from sordino.types import Params, Terms
 Evaluate = Callable[[int, Tree, Score], Scores]
 
 
-class Standing(NamedTuple):
+class PhaseState(NamedTuple):
     """State of a phase between two rounds: the server's state, the number of rounds done, and whether progress has
     stalled.
     """
@@ -43,7 +43,7 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunInPlay:
+class RunningRun:
     """Shared parts of all phases of a run: one folder, one ledger, one record of releases."""
 
     folder: Path
@@ -67,7 +67,7 @@ class RunInPlay:
         begun: Begun | None,
         handed: Params | None = None,
         evaluate: Evaluate | None = None,
-    ) -> Iterator[PlayedPhase]:
+    ) -> Iterator[RunningPhase]:
         """Open a phase of the run, from the server's state `first` or from its checkpoint on; `begun` holds its
         clients' states.
         """
@@ -75,18 +75,18 @@ class RunInPlay:
         with ExitStack() as stack:
             federation = self.federation(backend)
             stack.callback(federation.ledger.close)
-            at = Standing(first, 0) if loaded is None else stands(federation, loaded, self.folder)
+            at = PhaseState(first, 0) if loaded is None else stands(federation, loaded, self.folder)
             execute = backend.executor(self.folder, place, self.name, begun, handed, stack)
             file, hidden = (
                 (mine.preparation_file, False) if setup.prepares else (mine.metrics_file, setup.policy.hidden)
             )
             written = {} if begun is None else begun.loaded.meta
             rows = stack.enter_context(opened(file, written, setup.policy.real, hidden))
-            yield PlayedPhase(setup, federation, execute, place, rows, at, self.stopped, evaluate)
+            yield RunningPhase(setup, federation, execute, place, rows, at, self.stopped, evaluate)
 
 
 @dataclass
-class PlayedPhase:
+class RunningPhase:
     """One phase of a run while it is computed: its rules, clients, privacy ledger and folder."""
 
     setup: Setup
@@ -94,7 +94,7 @@ class PlayedPhase:
     execute: Executor
     place: Path  # of the run, or of this phase in it
     metrics: Rows
-    at: Standing
+    at: PhaseState
     stopped: Callable[[], bool]
     evaluate: Evaluate | None = None  # scores of the models after a round
     row: RoundRow = field(init=False)  # of the last round
@@ -112,7 +112,7 @@ class PlayedPhase:
             t, begin = self.at.t, time.monotonic()
             execute = PowerCut() if t + 1 == crash else self.execute
             outcome = one_round(self.federation, self.at.server, t, execute, self.at.stalled, self._keep(t))
-            self.at, self.seconds = Standing(outcome.server, t + 1, outcome.stalled), time.monotonic() - begin
+            self.at, self.seconds = PhaseState(outcome.server, t + 1, outcome.stalled), time.monotonic() - begin
             yield outcome
 
     def _keep(self, t: int) -> Callable[[Outcome, bytes], None]:
@@ -181,7 +181,7 @@ def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:
     )
 
 
-def stands(federation: FederatedServer, loaded: checkpoint.Loaded, folder: Path) -> Standing:
+def stands(federation: FederatedServer, loaded: checkpoint.Loaded, folder: Path) -> PhaseState:
     """State of a phase from its checkpoint, once the ledger agrees; a release that a crash cut short is completed."""
     if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
         raise LedgerError(
@@ -194,7 +194,7 @@ def stands(federation: FederatedServer, loaded: checkpoint.Loaded, folder: Path)
     if loaded.meta["release"]:  # else that round was lost
         federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
         federation.publish(loaded.step - 1)
-    return Standing(loaded.trees["server"], loaded.step, loaded.meta["stalled"])
+    return PhaseState(loaded.trees["server"], loaded.step, loaded.meta["stalled"])
 
 
 class PowerCut(Clients):

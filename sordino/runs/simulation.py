@@ -30,7 +30,7 @@ from sordino.receipts.private import secret_of
 from sordino.runs.backend import Backend, Begun, ServerData, examples_of
 from sordino.runs.population import Population
 from sordino.runs.setup import Setup, Whole
-from sordino.transport.message import Letterhead
+from sordino.transport.message import Signer
 from sordino.transport.pipes import Pipes
 from sordino.transport.sites import Patience, Sites
 from sordino.types import Examples, NoiseSource, Params, Task
@@ -155,7 +155,7 @@ def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:
     upload = wire.payload_bytes(wire.schema(algorithm.zero(setup.task, algorithm.broadcast(setup.state("server")))))
     return Sites(
         Pipes([[*command, str(i), str(workers)] for i in range(workers)]),
-        Letterhead("", run),
+        Signer("", run),
         setup.stage,
         {str(i): range(i, len(setup.public.sizes), workers) for i in range(workers)},
         lambda t: header(t, -1),

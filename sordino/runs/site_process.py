@@ -32,9 +32,9 @@ from sordino.fast.processor import keep_freed_memory
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
 from sordino.runs.simulation import simulated
-from sordino.transport.desk import Desk
-from sordino.transport.message import Letterhead, peek
+from sordino.transport.message import Signer, peek
 from sordino.transport.pipes import serve, write
+from sordino.transport.request_handler import RequestHandler
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _serve(experiment: Experiment, arguments: list[str], letters: IO[bytes], ans
         given = {name: here(value) for name, value in checkpoint.tensors(handed).items()}
     secret = secret_of(Path(folder))
     site = mine.site(run, which, mine.setup.states(Path(place)), secret, given, Path(place) / f"clients-{first}")
-    desk = Desk(Letterhead(first, run), lambda stage: site)
+    desk = RequestHandler(Signer(first, run), lambda stage: site)
     line = SlowNetwork(**engine.network.of(int(first)))
     if given is not None:
         line.receive(handed.stat().st_size)

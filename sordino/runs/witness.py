@@ -43,7 +43,7 @@ UNWRITABLE = (
 )
 
 
-class Departure(Fact):
+class ReleasedOperation(Fact):
     """One ledger operation as it stood when its release left the run: enough to write it into an older ledger again."""
 
     op: str
@@ -54,7 +54,7 @@ class Departure(Fact):
     place: Place  # of the ledger
 
     @classmethod
-    def of(cls, ledger: Ledger, op: str) -> Departure:
+    def of(cls, ledger: Ledger, op: str) -> ReleasedOperation:
         entry = ledger.entry(op)
         charges = tuple((tuple(charge), tuple(names)) for charge, names in grouped(entry.charges))
         return cls(op=op, state=entry.state, charges=charges, plan=entry.plan, note=entry.note, place=ledger.place())
@@ -94,7 +94,7 @@ class Witness:
     def __call__(self, ledger: Ledger, op: str) -> None:
         """Record an operation just before its release leaves the run; refused where a copy of this run is releasing
         too."""
-        if op not in self.noted and not self._note([Departure.of(ledger, op)]):
+        if op not in self.noted and not self._note([ReleasedOperation.of(ledger, op)]):
             raise LedgerError(
                 f"{self.folder} is running at the same time as a copy of it",
                 why="both would release the same rounds, each with noise of its own",
@@ -125,7 +125,7 @@ class Witness:
         if not os.path.exists(self.place):
             before = of_run(ledger, RunFolder(self.folder).environment.run)
             _tell(self.folder, MISSING)
-            self._note([Departure.of(ledger, entry.op) for entry in before if self.knows(ledger, entry.op)])
+            self._note([ReleasedOperation.of(ledger, entry.op) for entry in before if self.knows(ledger, entry.op)])
 
     @property
     def newest(self) -> Place | None:
@@ -136,7 +136,7 @@ class Witness:
         """True where something was released while the ledger stood at `head`."""
         return any(place.head == head for place in self.noted.values())
 
-    def _note(self, lines: Sequence[Departure]) -> bool:
+    def _note(self, lines: Sequence[ReleasedOperation]) -> bool:
         """Append releases to the record; False where another process is writing to it for the same run."""
         told = [json.dumps(line.to_json()) for line in lines]
         self.noted |= {line.op: line.place for line in lines}
@@ -159,13 +159,15 @@ class Witness:
             self._length = _whole(self.place)
             return True
 
-    def _lines(self) -> Iterator[Departure]:
+    def _lines(self) -> Iterator[ReleasedOperation]:
         """Releases of all runs on this ledger, as recorded. A line that a kill cut short does not count: nothing left
         with it."""
         for file in sorted(self.place.parent.glob("*.jsonl")):
             try:
                 with open(file, encoding="utf-8") as text:
-                    yield from (parsed(file, line, Departure, WITHOUT_IT) for line in text if line.endswith("\n"))
+                    yield from (
+                        parsed(file, line, ReleasedOperation, WITHOUT_IT) for line in text if line.endswith("\n")
+                    )
             except (OSError, UnicodeDecodeError) as error:
                 raise damaged(file, str(error), WITHOUT_IT) from None
 

@@ -18,20 +18,20 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from sordino.accounting.thresholds import Waste
+from sordino.accounting.thresholds import LostBudget
 from sordino.errors import BELOW_ONE, ConfigError, check_range, is_number
 from sordino.sampling import kinds
-from sordino.sampling.draws import Coins
-from sordino.sampling.kinds import Cohort, Rates, Tossed, alike
+from sordino.sampling.draws import SamplingWords
+from sordino.sampling.kinds import Cohort, IndependentCohort, Rates, alike
 
 
 @dataclass(frozen=True)
-class Personal(Tossed):
+class Personal(IndependentCohort):
     """Client sampling with a rate of its own for each client, by its personal budget."""
 
     personal: ClassVar[bool] = True
 
-    def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
+    def toss(self, population: int, coins: SamplingWords, rates: Rates | None = None) -> list[int]:
         assert rates is not None, "the plan of personal budgets says the rates"
         tossed = ((coins.words(population) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         return np.flatnonzero(tossed < rates).tolist()
@@ -69,9 +69,9 @@ class _ByThreshold(Personal):
             )
 
     @property
-    def by(self) -> Waste:
+    def by(self) -> LostBudget:
         first, second = self.waste_weights
-        return Waste(self.waste, (float(first), float(second)))
+        return LostBudget(self.waste, (float(first), float(second)))
 
 
 @dataclass(frozen=True)

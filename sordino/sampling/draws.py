@@ -18,7 +18,7 @@ from sordino.privacy.noise.sources import System
 Words = NDArray[np.uint64]
 
 
-class Coins(Protocol):
+class SamplingWords(Protocol):
     """Source of the random words that decide who takes part in a round."""
 
     def words(self, count: int, *part: int | str) -> Words: ...
@@ -34,7 +34,7 @@ class Seeded:
         return keys.words(keys.word(keys.fold(self.key, *part)), count)
 
 
-class Unseen:
+class SystemWords:
     """Random words from the operating system, which cannot be drawn again."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
     return np.empty(0, np.int64)
 
 
-def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
+def heads(tossed: SamplingWords, rate: float, coins: int) -> NDArray[np.int64]:
     """The indices of the heads among `coins` independent coins, at a cost in proportion to the number of heads (and to
     1/65536 of the coins).
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sordino import keys
 from sordino.accounting.events import Event, Poisson
 from sordino.errors import COUNT, FRACTION, ConfigError, UnsoundGuarantee, check_range
-from sordino.sampling.draws import Coins, Seeded, heads, subset
+from sordino.sampling.draws import SamplingWords, Seeded, heads, subset
 
 Rates = NDArray[np.float64]
 
@@ -187,13 +187,13 @@ class Random(Cohort):
         return float(self.size)
 
 
-class Tossed(Cohort):
+class IndependentCohort(Cohort):
     """Cohort by independent coins, one per client and round. Whoever knows the coins knows who takes part, so in a run
     with real noise a hidden cohort gets its coins from the operating system, not from a seed.
     """
 
     @abstractmethod
-    def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
+    def toss(self, population: int, coins: SamplingWords, rates: Rates | None = None) -> list[int]:
         """The clients of a round, each drawn by a coin; `rates`: each client's rate by the plan, where budgets are
         personal.
         """
@@ -203,7 +203,7 @@ class Tossed(Cohort):
 
 
 @dataclass(frozen=True)
-class PoissonSample(Tossed):
+class PoissonSample(IndependentCohort):
     """Poisson sampling, the only cohort that amplifies: a coin decides for every client in every round.
 
     The drawn clients stay hidden, so every client pays for every round.
@@ -215,7 +215,7 @@ class PoissonSample(Tossed):
     def __post_init__(self) -> None:
         check_range("rate", self.rate, FRACTION, "rate-out-of-range")
 
-    def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
+    def toss(self, population: int, coins: SamplingWords, rates: Rates | None = None) -> list[int]:
         drawn: list[int] = heads(coins, self.rate, _people(population)).tolist()
         return drawn
 

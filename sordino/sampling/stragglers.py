@@ -22,7 +22,7 @@ from sordino.keys import Key
 from sordino.types import Tensor
 
 
-class Crew(NamedTuple):
+class RoundCrew(NamedTuple):
     """Clients of a round: those that compute, those that are late or lost, and how much of their work slow ones do."""
 
     active: list[int]
@@ -68,7 +68,7 @@ class Stragglers:
         """True if the sum may leave out a client that was asked to compute."""
         return any(self.faults) or (self.policy == "late" and self.share > 0)
 
-    def split(self, cohort: Sequence[int], t: int, key: int) -> Crew:
+    def split(self, cohort: Sequence[int], t: int, key: int) -> RoundCrew:
         crew, here = self._slow(cohort, t, key), keys.fold(key, "faults", t)
         lose, delay = self.faults
         if not lose + delay or not crew.active:
@@ -78,7 +78,7 @@ class Stragglers:
         late = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if lose <= toss < lose + delay)
         return crew._replace(lost=lost, late=crew.late | late)
 
-    def _slow(self, cohort: Sequence[int], t: int, key: int) -> Crew:
+    def _slow(self, cohort: Sequence[int], t: int, key: int) -> RoundCrew:
         here = keys.fold(key, "stragglers", t)
         if self.own_fate:
             tossed = _fates(here, cohort).tolist() if self.share else [1.0] * len(cohort)
@@ -87,17 +87,17 @@ class Stragglers:
             slow_count = len(cohort) - round(len(cohort) * (1 - self.share))  # Python rounds half to even
             slow = [cohort[i] for i in keys.order(keys.word(here), len(cohort))[:slow_count].tolist()]
         if not slow:
-            return Crew(list(cohort), frozenset(), {})
+            return RoundCrew(list(cohort), frozenset(), {})
         if self.policy == "drop":
             dropped = frozenset(slow)
-            return Crew([k for k in cohort if k not in dropped], frozenset(), {})
+            return RoundCrew([k for k in cohort if k not in dropped], frozenset(), {})
         if self.policy == "late":
-            return Crew(list(cohort), frozenset(slow), {})
+            return RoundCrew(list(cohort), frozenset(slow), {})
         if self.epochs is None or self.epochs < 2:
             drawn = self._drawn(keys.fold(here, "parts"), slow).tolist()
-            return Crew(list(cohort), frozenset(), {}, parts=dict(zip(slow, drawn, strict=True)))
+            return RoundCrew(list(cohort), frozenset(), {}, parts=dict(zip(slow, drawn, strict=True)))
         efforts = 1 + (self._drawn(keys.fold(here, "epochs"), slow) * (self.epochs - 1)).long()
-        return Crew(list(cohort), frozenset(), dict(zip(slow, efforts.tolist(), strict=True)))
+        return RoundCrew(list(cohort), frozenset(), dict(zip(slow, efforts.tolist(), strict=True)))
 
     def _drawn(self, key: Key, slow: Sequence[int]) -> Tensor:
         return _fates(key, slow) if self.own_fate else keys.uniform(key, len(slow))

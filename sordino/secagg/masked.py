@@ -58,7 +58,7 @@ from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg.secagg_client import Integers, Participants
 from sordino.secagg.secagg_server import Aggregator
 from sordino.secagg.session import Session
-from sordino.transport.desk import Given, Keep, Operation
+from sordino.transport.request_handler import Given, Keep, Operation
 
 PARTS: dict[Step, str] = {"round": "advertise", "roster": "share", "inbox": "mask", "request": "unmask"}
 

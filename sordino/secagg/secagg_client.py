@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sordino.errors import LayoutMismatch
 from sordino.secagg import masks
-from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session, abort, point
+from sordino.secagg.session import SERVER, KeyAdvertisement, MessageKind, Record, Session, abort, point
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 
@@ -53,7 +53,7 @@ class Participant:
         self._channel, self._mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = os.urandom(masks.SECRET_BYTES)
         self._due: MessageKind | None = MessageKind.ADVERT
-        self._roster: dict[int, Advert] = {}
+        self._roster: dict[int, KeyAdvertisement] = {}
         self._context = b""
         self._held: dict[int, masks.Row] = {}  # shares of (seed, mask key) of each peer that shared
 
@@ -65,7 +65,7 @@ class Participant:
     def share(self, roster: bytes) -> bytes:
         self._take(MessageKind.ROSTER)
         _, records = self._session.unpack(roster, MessageKind.ROSTER)
-        self._roster = {who: Advert(*fields) for who, *fields in records}
+        self._roster = {who: KeyAdvertisement(*fields) for who, *fields in records}
         if len(self._roster) != len(records) or self._roster.get(self._who) != self._advert():
             raise abort(
                 "the list of members from the server is wrong",
@@ -153,9 +153,9 @@ class Participant:
             )
         self._due = None
 
-    def _advert(self) -> Advert:
+    def _advert(self) -> KeyAdvertisement:
         keys = (key.public_key().public_bytes_raw() for key in (self._channel, self._mask))
-        return Advert(self._session.model, *keys)
+        return KeyAdvertisement(self._session.model, *keys)
 
     def _lock(self, sender: int, receiver: int) -> bytes:
         peer = self._roster[receiver if sender == self._who else sender]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sordino.errors import IntegrityError, WireError
 from sordino.privacy.uplink.channels import TakeStep
 from sordino.secagg import masks
-from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session, abort, point
+from sordino.secagg.session import SERVER, KeyAdvertisement, MessageKind, Record, Session, abort, point
 
 IGNORE: Final = "ignore it; without a message that counts, the client has dropped out"
 
@@ -30,7 +30,7 @@ class Aggregator:
         self._due: MessageKind | None = MessageKind.ADVERT
         self._heard: set[int] = set()  # in this step
         self._awaited: set[int] | None = None
-        self._adverts: dict[int, Advert] = {}
+        self._adverts: dict[int, KeyAdvertisement] = {}
         self._context = b""
         self._inboxes: dict[int, list[Record]] = defaultdict(list)
         self._total = masks.zeros(session.size + 1, session.width)
@@ -155,7 +155,7 @@ class Aggregator:
         return heard
 
     def _advert(self, sender: int, records: list[Record]) -> None:
-        advert = Advert(*records[0])
+        advert = KeyAdvertisement(*records[0])
         if sender == SERVER:
             raise abort(
                 f"a client uses the number {SERVER}",

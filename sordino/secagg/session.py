@@ -51,7 +51,7 @@ _SINGLE: Final = {MessageKind.ADVERT, MessageKind.MASKED}
 Record = tuple[Any, ...]
 
 
-class Advert(NamedTuple):
+class KeyAdvertisement(NamedTuple):
     model: bytes
     channel: bytes
     mask: bytes
@@ -123,7 +123,7 @@ class Session:
                 code="secagg-low-threshold",
             )
 
-    def check_model(self, who: int, advert: Advert) -> None:
+    def check_model(self, who: int, advert: KeyAdvertisement) -> None:
         if advert.model != self.model:
             raise abort(
                 f"client {who} has another model: {advert.model.hex()[:16]}, not {self.model.hex()[:16]}",

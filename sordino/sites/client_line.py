@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from sordino.errors import ConfigError, WireError
 from sordino.sites import grpc_line
-from sordino.sites.grpc_line import Foreign, Posted
+from sordino.sites.grpc_line import Foreign, PendingMessage
 from sordino.transport.tls import Certificates, Pems
 
 TICK = 0.1  # seconds between two looks at whether to stop
@@ -45,7 +45,7 @@ def attend(
     message, in bytes; `sign`: signs the challenge by which the server checks who connects."""
     grpc = grpc_line.package()
     pems = _checked(address, name, tls)
-    owed: Posted | None = None
+    owed: PendingMessage | None = None
     tries = 0
     while not stop():
         with _Line(address, name, pems, most, stop, sign, say) as line:
@@ -57,7 +57,7 @@ def attend(
                         owed = None
                     elif (asked := line.letter()) is not None:
                         say("working", "")
-                        owed = Posted(asked.ticket, answer(asked.letter))
+                        owed = PendingMessage(asked.ticket, answer(asked.letter))
                     tries = 0
             except (grpc.RpcError, WireError) as error:
                 if stop():
@@ -117,10 +117,10 @@ class _Line:
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
-    def letter(self) -> Posted | None:
+    def letter(self) -> PendingMessage | None:
         """Next message; None after a while without one, or when it is time to stop. The call stays open until the
         server has the answer, which shows the server that this site is at work."""
-        heard: queue.SimpleQueue[Posted | Exception | None] = queue.SimpleQueue()
+        heard: queue.SimpleQueue[PendingMessage | Exception | None] = queue.SimpleQueue()
         proofs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = self._fetch(iter(proofs.get, None), metadata=self._who)
         threading.Thread(target=self._hear, args=(call, proofs, heard), daemon=True).start()
@@ -144,7 +144,7 @@ class _Line:
         came, went = (f"{many / 1e6:.3g} MB in {seconds:.3g} s" for many, seconds in (self._came, self._went))
         return f"the server waits no more for it; the letter came with {came}, the answer went with {went}"
 
-    def send(self, posted: Posted) -> bytes:
+    def send(self, posted: PendingMessage) -> bytes:
         """Send an answer to the server, and return its reply."""
         begin = time.monotonic()
         call = self._answer.future(grpc_line.pieces(*posted), metadata=self._who)
@@ -159,7 +159,7 @@ class _Line:
         self,
         call: Iterator[bytes],
         proofs: queue.SimpleQueue[bytes | None],
-        heard: queue.SimpleQueue[Posted | Exception | None],
+        heard: queue.SimpleQueue[PendingMessage | Exception | None],
     ) -> None:
         """Prove the identity of this site. Then put None into `heard` once connected, and after it the message, or None
         if there is none."""
@@ -176,7 +176,7 @@ class _Line:
             else:
                 begin, letter = time.monotonic(), grpc_line.rest(call, head[1])
                 self._came = len(letter), time.monotonic() - begin
-                heard.put(Posted(head[0], letter))
+                heard.put(PendingMessage(head[0], letter))
             for _ in call:
                 raise WireError("more came than one message", fix="ignore it", code="no-letter")
         except Exception as error:  # raised where somebody waits

@@ -20,8 +20,8 @@ from sordino.runs.setup import Whole
 from sordino.sites.client_line import Says, Standing, attend
 from sordino.sites.grpc_line import claim
 from sordino.sites.invitation import Invitation
-from sordino.sites.purse import SignedHead
 from sordino.sites.remote_sites import PARTING
+from sordino.sites.site_accounts import SignedHead
 from sordino.transport.tls import of_site
 
 
@@ -69,7 +69,7 @@ class InvitedOptions:
 
 
 @dataclass
-class Attendant(ABC):
+class Responder(ABC):
     """Party that answers the server's messages, a site or the key holder, with its state in a folder."""
 
     folder: Path
@@ -98,7 +98,7 @@ class Attendant(ABC):
 
 
 def attend_for(
-    attendant: Attendant,
+    attendant: Responder,
     invitation: Invitation,
     name: str,
     options: InvitedOptions,

@@ -42,7 +42,7 @@ OPTIONS = (
 )
 
 
-class Posted(NamedTuple):
+class PendingMessage(NamedTuple):
     """A message on its way to a site, with the ticket (a random number) that its answer must show."""
 
     ticket: int

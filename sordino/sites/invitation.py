@@ -24,7 +24,7 @@ from sordino.errors import ConfigError
 from sordino.runs.declared_data import LEARNED
 from sordino.sites import agreement_file as agreed
 from sordino.sites.agreement_file import SitesAgreement
-from sordino.transport.message import Letterhead
+from sordino.transport.message import Signer
 
 SERVER = "server"
 
@@ -68,9 +68,9 @@ class Invitation:
     def declared(self) -> TableSchema | None:
         return schema.parsed(self.told.table_schema) if self.told.table_schema else None
 
-    def letterhead(self, name: str, config: str, identity: Ed25519PrivateKey) -> Letterhead:
+    def letterhead(self, name: str, config: str, identity: Ed25519PrivateKey) -> Signer:
         """Signing identity of an invited side; `config`: digest of the experiment with that side's own settings."""
-        return Letterhead(name, self.told.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
+        return Signer(name, self.told.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
 
     def toml(self) -> str:
         return tomli_w.dumps(self.told.to_json(), multiline_strings=True)

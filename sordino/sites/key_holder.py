@@ -30,18 +30,18 @@ from sordino.runs.setup import Whole
 from sordino.runs.witness import state
 from sordino.sites import invitation as invitations
 from sordino.sites.client_line import Says
-from sordino.sites.connecting import Attendant, InvitedOptions, attend_for
-from sordino.sites.purse import SignedHead
+from sordino.sites.connecting import InvitedOptions, Responder, attend_for
 from sordino.sites.secure_sums import HOLDER, INTEGERS, held
 from sordino.sites.serve import longest, settled
-from sordino.transport.message import Letter, Letterhead, digest_of
+from sordino.sites.site_accounts import SignedHead
+from sordino.transport.message import Message, Signer, digest_of
 
 
 @dataclass
-class KeyHolder(Attendant):
+class KeyHolder(Responder):
     """Key holder of a run; its folder has the key and a record of the sums it decrypted."""
 
-    letterhead: Letterhead
+    letterhead: Signer
     note: Callable[[str], None] = lambda text: None
     _declined: str = field(default="", init=False)  # why something was refused last
 
@@ -62,7 +62,7 @@ class KeyHolder(Attendant):
 
     def answer(self, data: bytes | memoryview) -> bytes:
         """Answer to a message; it may be a refusal."""
-        letter: Letter | None = None
+        letter: Message | None = None
         try:
             letter = self.letterhead.read(data)
             answer, bodies = self._answered(letter)
@@ -105,7 +105,7 @@ class KeyHolder(Attendant):
             self._declined = why
             self.note(f"warning: this key holder does not do what the server asks: {why}")
 
-    def _answered(self, letter: Letter) -> tuple[Answer, list[bytes]]:
+    def _answered(self, letter: Message) -> tuple[Answer, list[bytes]]:
         command = read_command(letter.head.said)
         if len(letter.bodies) != command.messages:
             raise WireError("another number of messages came", fix="ignore it", code="other-messages")
@@ -127,7 +127,7 @@ class KeyHolder(Attendant):
             code="not-for-key-holders",
         )
 
-    def _sum(self, letter: Letter, command: OpenSum) -> bytes:
+    def _sum(self, letter: Message, command: OpenSum) -> bytes:
         stage = letter.head.stage
         secure = held(self.whole, stage)
         if secure is None or not 0 <= command.t < self.whole.phases[stage].rounds:

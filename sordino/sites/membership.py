@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import shape_of
-from sordino.engine.commands import Accepted, Answer, Begin, Done, Encrypt, End, Hand, Round
+from sordino.engine.commands import Accepted, Answer, Begin, Done, Encrypt, End, Round, Store
 from sordino.engine.site import Site
 from sordino.errors import (
     KeyMismatch,
@@ -40,13 +40,13 @@ from sordino.runs import bundle
 from sordino.runs.declared_data import DeclaredData
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import clients_of
-from sordino.sites.connecting import Attendant
+from sordino.sites.connecting import Responder
 from sordino.sites.key_holder import pinned
-from sordino.sites.purse import Purse, SignedHead
-from sordino.transport.desk import Desk, Operation, Porter
-from sordino.transport.message import Letterhead
+from sordino.sites.site_accounts import SignedHead, SiteAccounts
+from sordino.transport.message import Signer
+from sordino.transport.reply_store import ReplyStore
+from sordino.transport.request_handler import Operation, RequestHandler, RequestPolicy
 from sordino.transport.run_events import RunEvent
-from sordino.transport.shelf import Shelf
 from sordino.types import Examples
 
 # what a message of the server or of another client is refused for: it follows from no row
@@ -55,14 +55,14 @@ FAILED = "failed-at-site"
 
 
 @dataclass
-class Membership(Attendant, Porter):
+class Membership(Responder, RequestPolicy):
     """Site in a run, with its state in a folder."""
 
     ended: ClassVar[str] = "desk/over"
 
     trained: Mapping[int, Examples]  # rows of its own clients
     tested: Mapping[int, Examples]
-    letterhead: Letterhead
+    letterhead: Signer
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
     moved: bool = False  # true: this folder has taken the place of the one that joined
     note: Callable[[RunEvent], None] = lambda event: None
@@ -78,10 +78,10 @@ class Membership(Attendant, Porter):
         return RunFolder(self.folder)
 
     @cached_property
-    def purse(self) -> Purse:
+    def purse(self) -> SiteAccounts:
         dataset, clients = Agreement.read(self.folder).dataset, sorted(self.trained)
         ledger, run = self._mine.own_ledger, self.letterhead.run
-        return Purse(self.whole, clients, ledger, dataset, run, self.shares_scores, self.moved)
+        return SiteAccounts(self.whole, clients, ledger, dataset, run, self.shares_scores, self.moved)
 
     @cached_property
     def shares_scores(self) -> bool:
@@ -92,12 +92,12 @@ class Membership(Attendant, Porter):
         return SignedHead(self.letterhead, lambda: self.purse.place, self.purse.check_returned)
 
     @cached_property
-    def shelf(self) -> Shelf:
-        return Shelf(self.folder / "desk")
+    def shelf(self) -> ReplyStore:
+        return ReplyStore(self.folder / "desk")
 
     @cached_property
-    def desk(self) -> Desk:
-        return Desk(self.letterhead, self._site, self, self.shelf)
+    def desk(self) -> RequestHandler:
+        return RequestHandler(self.letterhead, self._site, self, self.shelf)
 
     def answer(self, data: bytes | memoryview) -> bytes:
         return self.desk.answer(data)
@@ -160,7 +160,7 @@ class Membership(Attendant, Porter):
         if isinstance(asked.command, Begin):
             self.head.begin(asked.messages)
             return Accepted(sorted(self.trained), self.shares_scores)
-        if isinstance(asked.command, Hand):
+        if isinstance(asked.command, Store):
             given = bytes(asked.messages[0])
             self._keep_handed(given)
             return Done()

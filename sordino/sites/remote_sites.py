@@ -15,7 +15,7 @@ from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.client_line import LONGEST
-from sordino.transport.message import Letter
+from sordino.transport.message import Message
 from sordino.transport.run_events import RunEvent, What
 from sordino.transport.sites import FOREVER, SOON, Sites
 from sordino.tree import Tree
@@ -289,20 +289,20 @@ class RemoteSites(Sites):
             return self.prelude
         return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]
 
-    def _heard(self, peer: str, letter: Letter) -> None:
+    def _heard(self, peer: str, letter: Message) -> None:
         with suppress(ValueError):
             rounds = Place.parse(letter.head.ledger).length
             if rounds > self.signed.get(peer, (0, b""))[0]:
                 self.signed[peer], self._newer = (rounds, letter.signed), True
 
-    def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
+    def _settled(self, ticket: int, found: Message | SordinoError) -> None:
         peer = self._out[ticket].peer
-        if isinstance(found, Letter):
+        if isinstance(found, Message):
             self._back = max(self._back, sum(map(len, found.bodies)))
         super()._settled(ticket, found)
-        if isinstance(found, Letter):
+        if isinstance(found, Message):
             self._heard(peer, found)
-        if ticket in self._rounds and isinstance(found, Letter):
+        if ticket in self._rounds and isinstance(found, Message):
             self.note(RunEvent(event="answered", site=peer, round=self._rounds[ticket] + 1))
         elif isinstance(found, SordinoError):
             self._rounds.pop(ticket, None)  # a refusal does not count as an answer

@@ -36,7 +36,7 @@ from sordino.runs.setup import Setup, Whole
 from sordino.sampling.stragglers import Stragglers
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.message import Letter
+from sordino.transport.message import Message
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import SOON, Replies
 from sordino.tree import Tree
@@ -253,8 +253,8 @@ class EncryptedSites(RemoteSites):
         first = super()._first_letters(peer)
         return [first[0], (Publish(), ())] if peer == HOLDER else [*first, (Encrypt(), [self.key])]
 
-    def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
-        if self._out[ticket].peer == HOLDER and isinstance(found, Letter) and not self.key and found.bodies:
+    def _settled(self, ticket: int, found: Message | SordinoError) -> None:
+        if self._out[ticket].peer == HOLDER and isinstance(found, Message) and not self.key and found.bodies:
             self.key = bytes(found.bodies[0])
         super()._settled(ticket, found)
 

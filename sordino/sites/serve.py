@@ -38,9 +38,9 @@ from sordino.sites.identity import AllowList
 from sordino.sites.invitation import SERVER, Invitation, invite
 from sordino.sites.own_data import servers_rows
 from sordino.sites.secure_sums import check_elsewhere, kind_of_sites, peers_of
-from sordino.sites.sites_backend import PostOffice, SitesBackend
+from sordino.sites.sites_backend import SitesBackend, SitesConnection
 from sordino.transport.carrier import Carrier
-from sordino.transport.message import Letterhead
+from sordino.transport.message import Signer
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.transport.tls import Certificates
@@ -106,9 +106,9 @@ def serve(
     else:
         check_elsewhere(whole)
         carrier = carried(invitation, peers, longest(whole, agreed), known, log)
-    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, options.identity, known)
+    letterhead = Signer(SERVER, environment.run, experiment.digest(), agreed.digest, options.identity, known)
     rows = ServerRows() if options.own is None else servers_rows(experiment, options.own)
-    post = PostOffice(carrier, letterhead, options.patience, log)
+    post = SitesConnection(carrier, letterhead, options.patience, log)
     side = SitesBackend.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:
         ChecksServer.of(phase.algorithm).check(side.home)

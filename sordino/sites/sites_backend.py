@@ -16,7 +16,7 @@ from safetensors.torch import save
 from sordino.algorithms.optional import PerClientMessages
 from sordino.data.schema import Column, TableSchema
 from sordino.engine import wire
-from sordino.engine.commands import Begin, Command, Hand
+from sordino.engine.commands import Begin, Command, Store
 from sordino.engine.executor import Executor
 from sordino.engine.server import FederatedServer
 from sordino.ledger.files import atomic_write
@@ -31,7 +31,7 @@ from sordino.sites.remote_sites import Kept, RemoteSites
 from sordino.sites.secure_sums import kind_of_sites
 from sordino.tasks.personalise import PLAIN, ways
 from sordino.transport.carrier import Carrier
-from sordino.transport.message import Letterhead
+from sordino.transport.message import Signer
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.tree import Tree
@@ -39,11 +39,11 @@ from sordino.types import Examples, Params
 
 
 @dataclass
-class PostOffice:
+class SitesConnection:
     """Connection of a server to its sites, the same for all phases of a run."""
 
     carrier: Carrier
-    letterhead: Letterhead
+    letterhead: Signer
     patience: Patience = Patience()
     note: Callable[[RunEvent], None] = lambda event: None
     ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
@@ -56,7 +56,7 @@ class SitesBackend(Backend):
     """Backend of one phase of a run between sites."""
 
     agreed: SitesAgreement
-    post: PostOffice = field(repr=False)
+    post: SitesConnection = field(repr=False)
     declared: TableSchema | None = None  # of a table
 
     @classmethod
@@ -64,7 +64,7 @@ class SitesBackend(Backend):
         cls,
         whole: Whole,
         agreed: SitesAgreement,
-        post: PostOffice,
+        post: SitesConnection,
         rows: ServerRows,
         declared: TableSchema | None = None,
     ) -> SitesBackend:
@@ -95,7 +95,7 @@ class SitesBackend(Backend):
         by_name = not (setup.policy.hidden or setup.promising.everyone_pays)
         prelude: list[tuple[Command, Sequence[bytes]]] = [(Begin(), ())]
         if handed is not None:
-            prelude.append((Hand(), [save({name: value.contiguous() for name, value in handed.items()})]))
+            prelude.append((Store(), [save({name: value.contiguous() for name, value in handed.items()})]))
         header, signed = setup.header(run), RunFolder(RunFolder(folder).private).sites_file
         post.sites = kind_of_sites(setup)(
             post.carrier,

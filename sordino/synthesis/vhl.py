@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
-from sordino.algorithms.optional import FitsData, Home, Known, OwnLoss, PublicTensors
+from sordino.algorithms.optional import FitsData, Home, OwnLoss, PublicFacts, PublicTensors
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.synthesis.generators import nets
@@ -49,7 +49,7 @@ class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, name="vhl", takes_mean=True,
     def heads(self) -> int:
         return 2  # noise images have classes of their own
 
-    def fitted(self, known: Known) -> VHL:
+    def fitted(self, known: PublicFacts) -> VHL:
         shape = known.shape
         if len(shape) != 3:
             raise ConfigError(

@@ -331,7 +331,7 @@ class WordMean(nn.Module):
         return found
 
 
-class WordsBeside(nn.Module):
+class TextsAndInputs(nn.Module):
     """The mean word embedding of each text in a row, followed by all its other inputs. `texts`: where each text begins
     among the inputs, and its length.
     """
@@ -376,7 +376,7 @@ def text(
             code="model-does-not-fit",
         )
     beside = inputs - sum(length for _, length in texts)
-    return nn.Sequential(WordsBeside(tokens, width, texts, inputs), nn.Linear(width * len(texts) + beside, classes))
+    return nn.Sequential(TextsAndInputs(tokens, width, texts, inputs), nn.Linear(width * len(texts) + beside, classes))
 
 
 NETS: dict[str, Callable[..., nn.Module]] = {

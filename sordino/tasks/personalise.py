@@ -16,7 +16,7 @@ import torch
 
 from sordino import keys, tree
 from sordino.fast.graphs import pure
-from sordino.types import Examples, Params, Scorer, Shard, Task, Work
+from sordino.types import Examples, LocalWork, Params, Scorer, Shard, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ def plain(task: Task, params: Params, shard: Shard) -> Shared:
 def finetune(task: Task, params: Params, shard: Shard) -> Shared:
     """The model after one gradient step with learning rate 0.1 on all of the client's data."""
     params = {**params, **{name: params[name].clone() for name in task.statistics}}  # the pass moves them
-    for batch in shard.batches(Work(None, 1, None), keys.root(0)):
+    for batch in shard.batches(LocalWork(None, 1, None), keys.root(0)):
         params = tree.formed(tree.axpy(-0.1, batch.grad(task.losses, params), params))
     return Shared(task, params)
 

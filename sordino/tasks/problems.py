@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from sordino.data.label_kinds import LabelKind, Marks, NextTokens, Numbers
+from sordino.data.label_kinds import LabelKind, NextTokens, Numbers, SeveralLabels
 from sordino.errors import COUNT, ConfigError, Range
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Count(Problem):
 
 
 @dataclass(frozen=True)
-class Mark(Problem):
+class MultiLabelProblem(Problem):
     """Multi-label classification; each label is a column of 0 and 1."""
 
     labels: tuple[str, ...]
@@ -205,7 +205,7 @@ class Mark(Problem):
 
     @property
     def outcome(self) -> LabelKind:
-        return Marks(len(self.labels))
+        return SeveralLabels(len(self.labels))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -251,6 +251,6 @@ PROBLEMS: dict[str, type[Problem]] = {
     "classification": Classify,
     "regression": Regress,
     "counts": Count,
-    "multi_label": Mark,
+    "multi_label": MultiLabelProblem,
     "next_token": NextToken,
 }

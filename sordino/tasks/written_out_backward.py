@@ -36,7 +36,7 @@ Gradients: TypeAlias = Json  # tensors, or products of two that are not formed y
 Slope: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (logits, target) -> the gradient of a loss at the logits
 
 
-class Passed(NamedTuple):
+class LayerPass(NamedTuple):
     """The input of a layer with parameters, and the gradient at its output, from one forward and backward pass."""
 
     name: str
@@ -380,13 +380,13 @@ class Chain:
         found = self.back(p, kept, g)
         return {name: found[name] for name in p}
 
-    def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None, slope: Slope) -> list[Passed]:
+    def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None, slope: Slope) -> list[LayerPass]:
         """The inputs and output gradients of all layers with parameters, for the summed losses of the examples."""
         logits, kept = self.forward(p, x, draws)
         g, passed = slope(logits, target), []
         for i in range(len(self.links) - 1, self.first - 1, -1):
             link = self.links[i]
             if (a := link.seen(kept[i])) is not None:
-                passed.append(Passed(link.name, link.module, a, g))
+                passed.append(LayerPass(link.name, link.module, a, g))
             g = link.backward(p, kept[i], g, i > self.first)
         return passed[::-1]

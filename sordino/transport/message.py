@@ -1,4 +1,4 @@
-"""Messages between server and sites: a command of the server, or a site's answer (`Letter`).
+"""Messages between server and sites: a command of the server, or a site's answer (`Message`).
 
     u32 length of the head | head | signature (64 bytes) | bodies
 
@@ -50,7 +50,7 @@ class Heading:
     digest: Name = ""  # of the bodies, where messages are signed
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     head: Heading
     bodies: tuple[memoryview, ...]
     signed: bytes = b""  # the head as it came, with its signature
@@ -60,7 +60,7 @@ _HEAD: TypeAdapter[Heading] = TypeAdapter(Heading)
 
 
 @dataclass(frozen=True)
-class Letterhead:
+class Signer:
     """Identity of one side in a run: the fields that all its messages share, its signing key, and the public keys whose
     messages it accepts.
     """
@@ -93,7 +93,7 @@ class Letterhead:
         signature = UNSIGNED if self.key is None else self.key.sign(DOMAIN + text)
         return b"".join([LENGTH.pack(len(text)), text, signature, *bodies])
 
-    def read(self, data: bytes | memoryview) -> Letter:
+    def read(self, data: bytes | memoryview) -> Message:
         """Parses and authenticates a message to this side about this run."""
         view = memoryview(data).cast("B")
         head, text, signature = _opened(view)
@@ -121,7 +121,7 @@ class Letterhead:
             begin += size
         if self.known is not None and digest_of(bodies) != head.digest:
             raise _no_letter("its bodies are not those that were signed")
-        return Letter(head, tuple(bodies), bytes(view[: LENGTH.size + len(text) + SIGNATURE]))
+        return Message(head, tuple(bodies), bytes(view[: LENGTH.size + len(text) + SIGNATURE]))
 
     def own(self, signed: bytes) -> Heading:
         """Head of a message that this side wrote in this run, and that another side has kept and returned; its

@@ -20,12 +20,12 @@ from sordino.engine.commands import Answered, Command, Keep, Refused, Restore, R
 from sordino.engine.executor import Answers, Executor, Scores
 from sordino.errors import SordinoError, WireError
 from sordino.transport.carrier import Arrived, Carrier
-from sordino.transport.message import Letter, Letterhead, digest_of
+from sordino.transport.message import Message, Signer, digest_of
 from sordino.tree import Tree
 from sordino.types import Params, Terms
 
 _SCORES: TypeAdapter[Scores] = TypeAdapter(dict[int, list[float]])
-Replies: TypeAlias = Mapping[str, Letter]  # by site
+Replies: TypeAlias = Mapping[str, Message]  # by site
 FOREVER = math.inf
 SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
 
@@ -53,7 +53,7 @@ class Sites(Executor):
     """All sites of a phase, reached through one carrier; here processes of one run, which ends if one of them fails."""
 
     carrier: Carrier
-    letterhead: Letterhead
+    letterhead: Signer
     stage: int
     members: Mapping[str, Sequence[int]]  # the clients of each site
     header: Callable[[int], wire.Header]  # of the broadcast of a round
@@ -62,7 +62,7 @@ class Sites(Executor):
     most: int | None = None  # clients that one message may ask; None: all of a site
     _out: dict[int, _Out] = field(default_factory=dict)  # by ticket
     _tickets: dict[int, int] = field(default_factory=dict)  # of messages that were sent again: the first one's
-    _came: dict[int, Letter | SordinoError] = field(default_factory=dict)
+    _came: dict[int, Message | SordinoError] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)  # tickets whose answers are waited for
     _moved: dict[str, float] = field(default_factory=dict)  # when a site was last asked or heard
 
@@ -144,7 +144,7 @@ class Sites(Executor):
 
         def came() -> Replies:
             found = {peer: self._came.get(ticket) for peer, ticket in tickets.items()}
-            return {peer: letter for peer, letter in found.items() if isinstance(letter, Letter)}
+            return {peer: letter for peer, letter in found.items() if isinstance(letter, Message)}
 
         while any(ticket in self._out for ticket in tickets.values()):
             if time.monotonic() >= self._due(until):
@@ -300,7 +300,7 @@ class Sites(Executor):
                 self._moved[out.peer] = time.monotonic()
                 self._settled(ticket, letter)
 
-    def _read(self, out: _Out, data: bytes) -> Letter:
+    def _read(self, out: _Out, data: bytes) -> Message:
         letter = self.letterhead.read(data)
         if letter.head.sender != out.peer or letter.head.stage != self.stage:
             raise WireError("an answer to another message came", fix="ignore it", code="other-letter")
@@ -312,7 +312,7 @@ class Sites(Executor):
         """Name of a site in texts for the user."""
         return "a client process"
 
-    def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
+    def _settled(self, ticket: int, found: Message | SordinoError) -> None:
         del self._out[ticket]
         if ticket in self._wanted:
             self._came[ticket] = found

@@ -23,7 +23,7 @@ from sordino.accounting.notes import Histories, Release, note, read_notes
 from sordino.accounting.statement import Guarantee, statement
 from sordino.errors import LedgerError
 from sordino.ledger.books import Caps
-from sordino.ledger.ledger import Charter, Each, Ledger
+from sordino.ledger.ledger import Each, Ledger, LedgerScope
 
 
 # statements: every history once ---------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_a_hidden_cohort_of_a_million_is_one_history() -> None:
 
 
 # the ledger: one cap for many -----------------------------------------------------------------------------------------
-CHARTER = Charter("data", Subject(unit="client", neighbours="replace", adversary="server"), 1e-5, ZCDP)
+CHARTER = LedgerScope("data", Subject(unit="client", neighbours="replace", adversary="server"), 1e-5, ZCDP)
 
 
 # "1" has a cap of its own, "01" and "9" are not among the four clients, "*" is everyone

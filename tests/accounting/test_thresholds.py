@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sordino.accounting.events import amplified
 from sordino.accounting.thresholds import (
-    Waste,
+    LostBudget,
     included,
     threshold,
     waste,
@@ -96,18 +96,18 @@ def test_the_least_waste(phi: tuple[float, ...], least: float, at: float) -> Non
 def test_its_parts_and_the_other_rules() -> None:
     phi = each(0.1, 0.5, 1.0)
     assert wasted(phi, 0.768719) == pytest.approx((0.310564, 0.231281), abs=2e-6)
-    assert waste(phi, 0.7687, Waste("sum")) == pytest.approx(0.5418, abs=1e-4)
-    assert waste(phi, 1.0, Waste("sum")) == pytest.approx(
+    assert waste(phi, 0.7687, LostBudget("sum")) == pytest.approx(0.5418, abs=1e-4)
+    assert waste(phi, 1.0, LostBudget("sum")) == pytest.approx(
         0.4051, abs=1e-4
     )  # less: the weighted rule favours equal parts, not little waste
-    assert threshold(phi, Waste("sum")) == pytest.approx(1.0)
-    assert waste(phi, 0.5, Waste("count")) == pytest.approx(0.7 * (1 - float(included(phi, 0.5)[0])) + 0.3 * 0.5)
+    assert threshold(phi, LostBudget("sum")) == pytest.approx(1.0)
+    assert waste(phi, 0.5, LostBudget("count")) == pytest.approx(0.7 * (1 - float(included(phi, 0.5)[0])) + 0.3 * 0.5)
 
 
 @given(st.lists(st.floats(0.05, 8), min_size=1, max_size=6), st.sampled_from(["weighted", "sum", "fixed", "count"]))
 @settings(max_examples=25, deadline=None)
 def test_no_grid_point_wastes_less(phi: list[float], name: Any) -> None:
-    grid, rule = np.linspace(min(phi), max(phi), 301), Waste(name, (0.4, 0.6))
+    grid, rule = np.linspace(min(phi), max(phi), 301), LostBudget(name, (0.4, 0.6))
     assert (
         waste(each(*phi), threshold(each(*phi), rule), rule)
         <= min(waste(each(*phi), float(t), rule) for t in grid) + 1e-6

@@ -16,7 +16,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.moon import Moon
-from sordino.algorithms.optional import Known
+from sordino.algorithms.optional import PublicFacts
 from sordino.privacy.readers.open import OpenShard
 from sordino.synthesis import fedgen as gen
 from sordino.synthesis.fedgen import FedGen
@@ -137,7 +137,7 @@ def test_vhl_pulls_in_its_first_epochs_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_everybody_holds_the_same_noise_images() -> None:
-    vhl = VHL(per_class=2, source="random_conv", width=4).fitted(Known((8, 8, 1), 3, (5,), 9))
+    vhl = VHL(per_class=2, source="random_conv", width=4).fitted(PublicFacts((8, 8, 1), 3, (5,), 9))
     handed = vhl.public_tensors(None, World(task()))
     assert handed is not None
     assert tree.size(handed) == 1  # a seed goes down, not a set

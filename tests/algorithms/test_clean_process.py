@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sordino.errors import SordinoError
-from sordino.privacy.readers import handed
+from sordino.privacy.readers import function_reader
 from tests.algorithms.test_trainer import play, refusal
 from tests.helpers import trainers
 
@@ -21,8 +21,8 @@ if not sys.platform.startswith("linux"):
 @pytest.fixture
 def used_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has differentiated where it sees one."""
-    monkeypatch.setattr(handed, "_CANNOT_FORK", {handed.NO_FORK})
-    monkeypatch.setattr(handed, "_in_fresh_process", None)
+    monkeypatch.setattr(function_reader, "_CANNOT_FORK", {function_reader.NO_FORK})
+    monkeypatch.setattr(function_reader, "_in_fresh_process", None)
 
 
 def test_where_no_fork_computes_a_clean_process_does(

@@ -25,12 +25,12 @@ from sordino.receipts.verify import verify
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
 from sordino.transport import pipes
-from sordino.types import Examples, Work
+from sordino.types import Examples, LocalWork
 from tests.algorithms.lc_fl_runs import EVERYONE, Rounds, made, rows_of, slow
 from tests.laws import warm
 from tests.laws.traces import Killed, die_after, differences, finished, interrupted, killed_at, parts_of
 
-WORK = Work(None, 1, 8)
+WORK = LocalWork(None, 1, 8)
 
 
 # answers --------------------------------------------------------------------------------------------------------------

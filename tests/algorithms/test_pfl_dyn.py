@@ -28,7 +28,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
-from sordino.types import EpisodeLoss, Examples, Grant, Params, Task, Work
+from sordino.types import EpisodeLoss, Examples, Grant, LocalWork, Params, Task
 from tests.algorithms.test_algorithms import Played, table
 
 DIM, ALPHA = 3, 0.1
@@ -54,7 +54,7 @@ class Pulls(Open):
 class PullShard:
     a: Tensor
 
-    def episodes(self, work: Work, key: Key) -> Iterator[Pull]:
+    def episodes(self, work: LocalWork, key: Key) -> Iterator[Pull]:
         for _ in range(work.count(1)):
             yield Pull(self.a)
 

@@ -21,7 +21,7 @@ from sordino.algorithms.trainer import ALONE, Trainer
 from sordino.errors import SordinoError
 from sordino.planning.planner import Planner
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.readers.handed import HANDED, Handed
+from sordino.privacy.readers.function_reader import HANDED, FunctionReader
 from sordino.results.one_run import Result
 from sordino.runs.simulation import simulated
 from sordino.types import Examples, Grant
@@ -321,9 +321,9 @@ def test_it_is_refused_before_anything_is_written(changes: dict[str, Any], code:
 def test_a_fresh_process_needs_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     task = simulated(BY_NAME["trainer"].experiment()).setup.task
     monkeypatch.setattr("sys.platform", "darwin")
-    Handed("shared").check(Trainer(OF).work, task)
+    FunctionReader("shared").check(Trainer(OF).work, task)
     with pytest.raises(SordinoError) as refused:
-        Handed().check(Trainer(OF).work, task)
+        FunctionReader().check(Trainer(OF).work, task)
     assert refused.value.code == "no-fresh-process"
 
 
@@ -332,7 +332,7 @@ def test_an_attack_s_control_is_handed_the_rows_too() -> None:
     from sordino.audits.replay import Bare
 
     bare = Bare(simulated(BY_NAME["trainer"].experiment()))
-    assert isinstance(bare.algorithm.read, Handed)
+    assert isinstance(bare.algorithm.read, FunctionReader)
     assert bare.round().together is not None
 
 

@@ -16,7 +16,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.tasks.nets import NETS
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Params, Work
+from sordino.types import Examples, Grant, LocalWork, Params
 
 CLASSES, ELSEWHERE, MEMBERS = (
     10,
@@ -58,7 +58,7 @@ def trained(on: Classification, examples: Examples, epochs: int, key: Key, lr: f
     n = len(examples.y)
     shard = Open().open(examples, Grant(0, n, n, Counter(1)), on)
     start = params = on.init(key)
-    for batch in shard.batches(Work(epochs, None, 16), key):
+    for batch in shard.batches(LocalWork(epochs, None, 16), key):
         params = tree.descend(params, lr, batch.grad(on.losses, params), start)
     return {name: value.detach() for name, value in tree.formed(params).items()}
 

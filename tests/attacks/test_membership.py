@@ -13,7 +13,7 @@ from sordino import config, keys
 from sordino.accounting.statement import Promised
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.attacks.member_inference import TwoSides, roc, with_verdict
+from sordino.attacks.member_inference import MemberScores, roc, with_verdict
 from sordino.attacks.methods.label_shares import overlap
 from sordino.attacks.methods.members import above
 from sordino.data.row_source import RowSource, SourceRows
@@ -29,8 +29,8 @@ def normal(seed: int, *shape: int) -> torch.Tensor:
     return keys.normal(keys.root(seed), math.prod(shape)).reshape(shape)
 
 
-def gaussian(mu: float, many: int = 4000) -> TwoSides:
-    return TwoSides(mu + normal(1, many), normal(2, many))
+def gaussian(mu: float, many: int = 4000) -> MemberScores:
+    return MemberScores(mu + normal(1, many), normal(2, many))
 
 
 def test_the_judge_finds_the_closed_form_of_two_gaussians() -> None:
@@ -78,8 +78,8 @@ def test_shadow_models_tell_members_where_losses_alone_do_not() -> None:
         return torch.nn.functional.softplus(-odd)
 
     scores = above(loss(target), loss(odds), inside)
-    compared = with_verdict(BLANK, TwoSides(scores[member], scores[~member]), None, None).measured[0].value
-    alone = with_verdict(BLANK, TwoSides(target[member], target[~member]), None, None).measured[0].value
+    compared = with_verdict(BLANK, MemberScores(scores[member], scores[~member]), None, None).measured[0].value
+    alone = with_verdict(BLANK, MemberScores(target[member], target[~member]), None, None).measured[0].value
     assert compared > 0.95 > 0.75 > alone
     assert (scores[~member].mean(), scores[~member].std()) == (pytest.approx(0, abs=0.2), pytest.approx(1, abs=0.2))
 

@@ -12,7 +12,7 @@ from sordino import config, tree
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.methods.malicious_clients import Backdoor, ModelReplacement, SignFlip, marked
-from sordino.attacks.poisoned import LiarsView, Lies
+from sordino.attacks.poisoned import MaliciousView, Manipulations
 from sordino.attacks.poisoning import accuracy, harm
 from sordino.errors import ConfigError
 from sordino.results.attack_file import UNPOISONED, BesideGuess
@@ -36,8 +36,8 @@ def tried(server: list[dict[str, Any]], rounds: int = 3, **more: Any) -> Attacke
     return AttackedRun(simulated(config.validate(table)))
 
 
-def saying(what: float) -> Lies:
-    return Lies(
+def saying(what: float) -> Manipulations:
+    return Manipulations(
         lambda client, own: own, lambda upload, moment: tree.map(lambda leaf: torch.full_like(leaf, what), upload)
     )
 
@@ -78,15 +78,15 @@ def test_a_round_with_too_few_uploads_changes_nothing_and_says_so() -> None:
 # ---------------------------------------------------------------- what is sent
 
 
-def moment(boost: float = 4.0, weight: float = 0.5) -> LiarsView:
-    return LiarsView({"w": torch.ones(2)}, lambda upload: upload["delta"], boost, weight)
+def moment(boost: float = 4.0, weight: float = 0.5) -> MaliciousView:
+    return MaliciousView({"w": torch.ones(2)}, lambda upload: upload["delta"], boost, weight)
 
 
 def test_a_replaced_model_is_where_the_plain_mean_ends() -> None:
     """Two attackers of eight clients send the same; with zeros of the others, the mean of all is the chosen model."""
     run = tried([], rounds=1)
     model = run.setup.task.init(5)
-    here = LiarsView(model, lambda upload: upload["delta"], 4.0, 1.0)
+    here = MaliciousView(model, lambda upload: upload["delta"], 4.0, 1.0)
     upload: Tree = {"delta": tree.zeros_like(model), "beside": torch.ones(1)}
     sent = ModelReplacement().sent(upload, here, run)
     target = run.setup.task.init(0)

@@ -282,7 +282,7 @@ def test_each_way_to_tell_published_noise_apart_works() -> None:
     """
     words = ["algorithm=cuag_pfl", "variant=published", "mu=8.0", *ACTIVE]
     parts = simulated(config.load({}, words))
-    stand = clients.Stand(parts.setup, parts.federation(":memory:", "audit"), 0, None)
+    stand = clients.AttackerPosition(parts.setup, parts.federation(":memory:", "audit"), 0, None)
     for pair in clients.published(stand)[:2]:
         assert epsilon_lost(pair.outputs(300, Counter(1)), 0.5, 1e-5) > 2.5
     louder = Pair("", stand.encoded(1e3), stand.encoded(2e3), "energy").outputs(300, Counter(2))

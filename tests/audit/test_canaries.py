@@ -12,7 +12,7 @@ from sordino import config, keys, tree
 from sordino.accounting.claims import Subject
 from sordino.audits.canaries import CanaryClients, CanaryDirections, CanaryExamples, CanaryRowsOfSums, directions
 from sordino.audits.canary_rounds import CanaryRounds
-from sordino.audits.noise_sources import Quiet
+from sordino.audits.noise_sources import NoiselessTwin
 from sordino.audits.planted import PlantedReader, PlantedSums
 from sordino.audits.replay import BEGINNING
 from sordino.privacy.noise.sources import Counter
@@ -20,7 +20,7 @@ from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, Neighbours, Params, Terms, Work
+from sordino.types import Examples, Grant, LocalWork, Neighbours, Params, Terms
 
 TINY = ("rounds=2", "data.train=64", "partition={scheme='iid',clients=4}")
 EVERY, HALF = "cohort={name='poisson',rate=1.0}", "cohort={name='poisson',rate=0.5}"
@@ -49,8 +49,8 @@ def linear(params: Params, x: torch.Tensor, y: torch.Tensor, draws: torch.Tensor
 
 def sums(reader: NoisyGradient, rows: torch.Tensor) -> torch.Tensor:
     examples, params = Examples(rows, torch.zeros(len(rows))), {"w": torch.zeros(rows.shape[1])}
-    grant = Grant(0, len(rows), len(rows), Quiet(Counter(1)), 1.0)
-    (batch,) = reader.open(examples, grant, Quadratic(rows.shape[1])).batches(Work(None, 1, None), 0)
+    grant = Grant(0, len(rows), len(rows), NoiselessTwin(Counter(1)), 1.0)
+    (batch,) = reader.open(examples, grant, Quadratic(rows.shape[1])).batches(LocalWork(None, 1, None), 0)
     return len(rows) * tree.formed(batch.grad(linear, params))["w"]
 
 
@@ -71,7 +71,7 @@ def test_a_canary_in_a_sum_fills_the_part_of_its_class(count: float) -> None:
     rows, labels = keys.normal(KEY, 30).reshape(10, 3).double(), torch.tensor([0, 1] * 5)
     far = torch.zeros(3, 2, 3)
     far[0, 0, 1] = far[1, 1, 2] = 1e3
-    grant, task = Grant(0, 10, 10, Quiet(Counter(1)), 1.0), Quadratic(3)
+    grant, task = Grant(0, 10, 10, NoiselessTwin(Counter(1)), 1.0), Quadratic(3)
 
     def told(reader: ClassSums, many: int) -> tuple[torch.Tensor, torch.Tensor]:
         return reader.open(Examples(rows[:many], labels[:many]), grant, task).by_class(lambda x: x, 2)

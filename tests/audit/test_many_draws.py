@@ -17,9 +17,9 @@ from sordino.runs.simulation import simulated
 from sordino.types import Grant, Params
 
 
-def stand(words: list[str]) -> clients.Stand:
+def stand(words: list[str]) -> clients.AttackerPosition:
     parts = simulated(config.load({}, words))
-    return clients.Stand(parts.setup, parts.federation(":memory:", "audit"), 0, None)
+    return clients.AttackerPosition(parts.setup, parts.federation(":memory:", "audit"), 0, None)
 
 
 AT_CLIENTS = ["algorithm=whole_update", "multiplier=0.5", 'model={name="mlp",hidden=4}']

@@ -26,7 +26,7 @@ from sordino.accounting.pricing import Renyi
 from sordino.budget.plan import Budget, Plan, Price, draft
 from sordino.budget.schedules import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.books import Charter
+from sordino.ledger.books import LedgerScope
 from sordino.ledger.ledger import Ledger
 from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.runs.simulation import simulated
@@ -155,7 +155,7 @@ def test_a_typed_noise_pays_for_every_read(law: str, tmp_path: Path) -> None:
     (part,) = draft(typed, None, [3], {"example": [1]}).pricing.cost(2.0)  # type: ignore[union-attr]
     assert part == pytest.approx(0.5 if law == "pure" else 1 / 8)
     assert [charge[0] for charge in (one, four, five)] == [math.ceil(reads * part * UNIT) for reads in (1, 4, 5)]
-    charter = Charter("digits", EXAMPLE, 1e-5, draft(typed, None, [3], {"example": [1]}).currency)
+    charter = LedgerScope("digits", EXAMPLE, 1e-5, draft(typed, None, [3], {"example": [1]}).currency)
     with Ledger.open(tmp_path / "ledger.sqlite", charter, {"0": four}) as ledger:
         assert not ledger.reserve("five", {"0": five}, b"")
         assert ledger.reserve("four", {"0": four}, b"")

@@ -24,7 +24,7 @@ from sordino.metrics.rows import Scores
 from sordino.receipts import folder
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
-from sordino.runs.listing import Seen, SiteNow, WatchStart, beginning, look, promise, rate
+from sordino.runs.listing import RunStatus, SiteNow, WatchStart, beginning, look, promise, rate
 from sordino.runs.run import start
 from tests.laws import warm
 
@@ -210,8 +210,8 @@ def test_a_held_lock_is_seen(system: str, tmp_path: Path, monkeypatch: pytest.Mo
 # numbers --------------------------------------------------------------------------------------------------------------
 
 
-def seen(round: int, at: float, state: str = "running") -> Seen:
-    return Seen(state, round, 100, Scores(accuracy=0.5, loss=1.0), 2_500_000, at, "")
+def seen(round: int, at: float, state: str = "running") -> RunStatus:
+    return RunStatus(state, round, 100, Scores(accuracy=0.5, loss=1.0), 2_500_000, at, "")
 
 
 def test_rate_and_time_left() -> None:

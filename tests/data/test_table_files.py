@@ -15,7 +15,7 @@ import pytest
 from sordino.data import tabular
 from sordino.data.dataset import Dataset
 from sordino.data.label_kinds import Numbers
-from sordino.data.table_files import Dialect, Written, found_files, read
+from sordino.data.table_files import Dialect, GivenDialect, found_files, read
 from sordino.data.table_overview import overview
 from sordino.partition.schemes import Natural
 from tests.data.tables import declared, refused
@@ -66,9 +66,9 @@ def test_the_first_line_alone_decides_how_a_file_is_read(tmp_path: Path) -> None
     for odd in ("1,5;1;1;1;1", "Größe;\t|"):
         (tmp_path / "a.csv").write_text("\n".join([head, f'"{odd}",1,ja,krank', *rows]), encoding="utf-8")
         assert read(tmp_path / "a.csv").files[0].dialect == Dialect()
-    assert Written().dialect(Path("a.csv"), b'"a;b;c;d",e') == Dialect()  # what stands in quotes separates nothing
-    assert Written().dialect(Path("a.csv"), b"a;b") == Dialect(";", ",")
-    assert Written(decimal=".", encoding="latin-1").dialect(Path("a.csv"), b"a;b") == Dialect(";", ".", "latin-1")
+    assert GivenDialect().dialect(Path("a.csv"), b'"a;b;c;d",e') == Dialect()  # what stands in quotes separates nothing
+    assert GivenDialect().dialect(Path("a.csv"), b"a;b") == Dialect(";", ",")
+    assert GivenDialect(decimal=".", encoding="latin-1").dialect(Path("a.csv"), b"a;b") == Dialect(";", ".", "latin-1")
 
 
 MISTAKES: dict[str, tuple[str, bytes, dict[str, Any], str, str]] = {  # file, its bytes, settings, code, what is said

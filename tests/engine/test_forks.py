@@ -19,7 +19,7 @@ from sordino import tree
 from sordino.engine import forks, site
 from sordino.engine.forks import Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit, UnitAnswers
 from sordino.fast import common_memory
-from sordino.fast.common_memory import Ends, Spoken, apart, whole
+from sordino.fast.common_memory import Ends, ProcessMessage, apart, whole
 from sordino.fast.factored import ClientRows, Matrix, Scaled, Span
 from sordino.privacy.noise.sources import Counter, System
 from sordino.types import NoiseSource
@@ -259,7 +259,7 @@ def through(leaves: list[Matrix]) -> list[Matrix]:
     fork.say({"made": made}, tensors)
     frame = fork.heard()
     fork.end()
-    assert isinstance(frame, Spoken)
+    assert isinstance(frame, ProcessMessage)
     return whole(frame.told["made"], iter(frame.tensors))
 
 

@@ -13,7 +13,7 @@ from sordino.fast.factored import Product, dense
 from sordino.fast.row_sums import ROWS, RowSum, of_positions, wide
 from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.noise.sources import System
-from sordino.privacy.readers.layer_gradients import Elementwise, Lookup, Outer, Positions, Side
+from sordino.privacy.readers.layer_gradients import Elementwise, Lookup, OuterProduct, Positions, Side
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.types import Examples, Params
 
@@ -35,15 +35,15 @@ def kept(side: Side) -> Params:
 
 
 def linear(v: Tensor) -> Tensor:
-    return kept(Outer(v[:, None], torch.ones(COUNT, 1), False))["weight"]
+    return kept(OuterProduct(v[:, None], torch.ones(COUNT, 1), False))["weight"]
 
 
 def biased(v: Tensor) -> Tensor:
-    return kept(Outer(torch.ones(COUNT, 1), v[:, None], True))["bias"]
+    return kept(OuterProduct(torch.ones(COUNT, 1), v[:, None], True))["bias"]
 
 
 def own_weights_of_a_bias(v: Tensor) -> Tensor:
-    side = Outer(torch.ones(COUNT, 1), v[:, None], True)
+    side = OuterProduct(torch.ones(COUNT, 1), v[:, None], True)
     return side.weighted({"weight": PLAIN["weight"], "bias": PLAIN["weight"].clone()}, None, slice(None))["bias"]
 
 

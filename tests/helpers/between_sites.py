@@ -25,9 +25,9 @@ from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
 from sordino.sites.key_holder import KeyHolder
 from sordino.sites.membership import Membership
 from sordino.sites.secure_sums import HOLDER, peers_of
-from sordino.sites.sites_backend import PostOffice, SitesBackend
+from sordino.sites.sites_backend import SitesBackend, SitesConnection
 from sordino.transport.carrier import Carrier
-from sordino.transport.message import Letterhead
+from sordino.transport.message import Signer
 from sordino.transport.run_events import ROUTINE, RunEvent
 from sordino.transport.sites import Patience
 from tests.helpers.in_process import InProcess
@@ -83,9 +83,9 @@ class Federated:
     def folder(self) -> Path:
         return self.place / SERVER
 
-    def letterhead(self, name: str) -> Letterhead:
+    def letterhead(self, name: str) -> Signer:
         known = {who: key.public_key() for who, key in self.keys.items() if (who == SERVER) != (name == SERVER)}
-        return Letterhead(name, self.run, self.experiment.digest(), self.agreed.digest, self.keys[name], known)
+        return Signer(name, self.run, self.experiment.digest(), self.agreed.digest, self.keys[name], known)
 
     def member(self, site: str) -> Membership:
         """A site as it stands in its folder: call it again, and it has been restarted."""
@@ -112,7 +112,7 @@ class Federated:
 
     def half(self, carrier: Carrier) -> SitesBackend:
         whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
-        post = PostOffice(carrier, self.letterhead(SERVER), self.patience, self._note)
+        post = SitesConnection(carrier, self.letterhead(SERVER), self.patience, self._note)
         population = self.simulation.population
         return SitesBackend.of(
             whole, self.agreed, post, population.kept._replace(tested=None), population.source.schema

@@ -10,9 +10,9 @@ from typing import Any
 
 from sordino.engine import wire
 from sordino.engine.commands import Begin, Command, Round, Score, read_answer
-from sordino.sampling.stragglers import Crew
+from sordino.sampling.stragglers import RoundCrew
 from sordino.sites.membership import Membership
-from sordino.transport.message import Letterhead, peek
+from sordino.transport.message import Signer, peek
 from tests.helpers.between_sites import SERVER, Federated
 from tests.laws.cases import BY_NAME
 
@@ -50,7 +50,7 @@ class Server:
                 books.reserve(now, books.prices(now, [self.own], stalled))
             now = books.open(t)
             now = books.reserve(now, books.prices(now, [self.own], stalled))
-            return Round(t, books.all_terms(now, Crew([self.own], frozenset(), {})))
+            return Round(t, books.all_terms(now, RoundCrew([self.own], frozenset(), {})))
 
     def says(
         self,
@@ -73,7 +73,7 @@ class Server:
             messages = [wire.encode(self.phase.header(self.between.run)(command.t, -1), (model,))]
         self.place = self.place + 1 if place is None else place
         ledger = f"{self.place}:{self.place:064x}" if ledger is None else ledger
-        letterhead: Letterhead = replace(self.between.letterhead(SERVER), **heading)
+        letterhead: Signer = replace(self.between.letterhead(SERVER), **heading)
         stage = self.phase.stage if stage is None else stage
         letter = letterhead.write(self.site, stage, asdict(command), messages, ledger=ledger)
         said = self.member.desk.answer(letter)

@@ -119,10 +119,10 @@ def fetched(opened: Any, name: str | None = None, sign: Callable[[bytes], bytes]
     return call
 
 
-def letter_of(call: Any) -> grpc_line.Posted:
+def letter_of(call: Any) -> grpc_line.PendingMessage:
     head = grpc_line.begun(call, MOST)
     assert head is not None
-    return grpc_line.Posted(head[0], grpc_line.rest(call, head[1]))
+    return grpc_line.PendingMessage(head[0], grpc_line.rest(call, head[1]))
 
 
 def answered(opened: Any, pieces: Iterable[bytes], name: str | None = None, method: str = "Answer") -> str:

@@ -17,7 +17,7 @@ from sordino.sites.membership import Membership
 from sordino.sites.secure_sums import HOLDER
 from sordino.transport import sites
 from sordino.transport.carrier import Arrived
-from sordino.transport.message import Letter, peek
+from sordino.transport.message import Message, peek
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.in_process import InProcess, Reply
@@ -98,12 +98,12 @@ class Play:
         """What stood in a letter behind its head."""
         return [bytes(body) for body in self.between.letterhead(one.to).read(one.letter).bodies]
 
-    def asks(self, to: str, command: Command, bodies: Sequence[bytes]) -> Letter:
+    def asks(self, to: str, command: Command, bodies: Sequence[bytes]) -> Message:
         """A letter by the server's own hand, at any time, and the answer."""
         letter = self.between.letterhead(SERVER).write(to, 0, asdict(command), bodies, ledger="99:0")
         return self.hears(to, letter)
 
-    def hears(self, to: str, letter: bytes) -> Letter:
+    def hears(self, to: str, letter: bytes) -> Message:
         desk = self.between.holder if to == HOLDER else self.sites[to].desk
         assert desk is not None
         return self.between.letterhead(SERVER).read(desk.answer(letter))
@@ -115,7 +115,7 @@ class Play:
         return sum(any(form in letters for form in both) for both in forms)
 
 
-def code(answer: Letter) -> str:
+def code(answer: Message) -> str:
     """Why something was refused."""
     found = read_answer(answer.head.said)
     assert isinstance(found, Refused)

@@ -37,7 +37,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, spending
 from sordino.receipts.verify import verify
 from sordino.report.dashboard.prometheus import metrics
-from sordino.report.dashboard.run_state import Watched
+from sordino.report.dashboard.run_state import WatchedRun
 from sordino.report.run_facts import gather
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
@@ -187,7 +187,7 @@ def _left(folder: Path, follower: Follower, released: tuple[str, ...]) -> dict[s
     facts = {k: v for k, v in gather(folder).to_json().items() if k not in NAMED["facts"]}
     facts["spent"] = _without(facts["spent"], NAMED["privacy.json"])
     found["facts of the report"] = _without(json.loads(json.dumps(facts, default=str)), released)
-    watched = Watched(folder)
+    watched = WatchedRun(folder)
     found["metrics of the dashboard"] = metrics(watched, watched.look()._replace(spending=spending(folder)))
     return found
 

@@ -67,7 +67,7 @@ class Killed(BaseException):
 POINTS: Mapping[str, tuple[Any, str, int]] = {
     "reserved": (FederatedServer, "reserve", 0),
     "computed": (FederatedServer, "receive", 0),
-    "kept": (rounds.PlayedPhase, "_save", 1),  # counts the rounds that are done
+    "kept": (rounds.RunningPhase, "_save", 1),  # counts the rounds that are done
     "stored": (FederatedServer, "store", 0),
     "published": (FederatedServer, "publish", 0),
 }

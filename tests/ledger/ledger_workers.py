@@ -25,7 +25,7 @@ from sordino.accounting.claims import Subject
 from sordino.accounting.currency import ZCDP, Amount, Currency
 from sordino.errors import LedgerError
 from sordino.ledger import ledger as ledger_module
-from sordino.ledger.ledger import Charter, Ledger, State
+from sordino.ledger.ledger import Ledger, LedgerScope, State
 
 CLIENT = Subject(unit="client", neighbours="zero_out", adversary="server")
 PLAN = b"the plan"
@@ -66,7 +66,7 @@ class World(NamedTuple):
     currency: Currency = ZCDP
 
     def open(self, path: Path | str, kind: type[Ledger] = Ledger) -> Ledger:
-        charter = Charter("data", CLIENT, 1e-5, self.currency)
+        charter = LedgerScope("data", CLIENT, 1e-5, self.currency)
         return kind.open(path, charter, self.caps, self.total)
 
 

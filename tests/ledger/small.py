@@ -10,13 +10,13 @@ import pytest
 from sordino.accounting.claims import Subject
 from sordino.accounting.currency import UNIT, ZCDP
 from sordino.errors import SordinoError
-from sordino.ledger.ledger import Charter
+from sordino.ledger.ledger import LedgerScope
 
 TENTH = UNIT // 10
 
 
 CLIENT = Subject(unit="client", neighbours="zero_out", adversary="server")
-CHARTER = Charter("data", CLIENT, 1e-5, ZCDP)
+CHARTER = LedgerScope("data", CLIENT, 1e-5, ZCDP)
 
 
 ONE = {"ada": (TENTH,)}

@@ -77,7 +77,7 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
     one = torch.zeros(1, dtype=torch.int64)
     prototype = (one, torch.zeros(width), torch.zeros(1))
     state = setup.algorithm.init(setup.task, 0)
-    told = {"train": prepare.Start(model, one[0]), "ask": prepare.Wish(one), "": state}
+    told = {"train": prepare.Start(model, one[0]), "ask": prepare.ImageRequest(one), "": state}
     sent = {
         "train": prepare.Up(model, one[0]),
         "ask": prepare.Prototype(*prototype),

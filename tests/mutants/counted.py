@@ -62,10 +62,10 @@ COUNTED_OR_NOT = [
     ),
     one(
         "rates are looked at after the round was paid",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "        self._check_learned(phase, command, asked.messages)\n",
         "",
-        "tests/sites/test_purse.py::test_a_rate_that_the_bound_is_not_for_is_refused_and_costs_nothing",
+        "tests/sites/test_site_accounts.py::test_a_rate_that_the_bound_is_not_for_is_refused_and_costs_nothing",
     ),
     one(
         "two steps at e^epsilon delta",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import one
 
-PURSE = "tests/sites/test_purse.py"
+PURSE = "tests/sites/test_site_accounts.py"
 REMOTE = "tests/sites/test_remote_sites.py"
 FAULTS = "tests/sites/test_faults.py"
 ROLLED = "tests/sites/test_rolled_back.py"
@@ -92,7 +92,7 @@ DEPLOYED = [
     ),
     one(
         "a site tells the forger alone what it refuses",
-        "transport/desk.py",
+        "transport/request_handler.py",
         "        except SordinoError as error:\n            self._porter.declined(error)",
         "        except SordinoError as error:",
         f"{PURSE}::test_a_forged_round_is_refused_and_costs_nothing",
@@ -169,7 +169,7 @@ DEPLOYED = [
     ),
     one(
         "a site scores whatever it is asked for",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "        check_shared(command.ways)\n",
         "",
         f"{PURSE}::test_a_site_scores_no_model_of_its_own_and_no_more_than_is_planned",
@@ -204,21 +204,21 @@ DEPLOYED = [
     ),
     one(
         "a site that is behind what it has signed goes on",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "if signed.length > answered or not knows:",
         "if False:",
         f"{ROLLED}::test_a_site_stops_where_it_is_behind_what_it_has_signed",
     ),
     one(
         "an answer leaves before it is noted",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "            self._witness(books.ledger, books.op(t))",
         "            pass",
         f"{ROLLED}::test_an_older_copy_of_a_site_answers_nothing_again",
     ),
     one(
         "a round that was paid for counts as answered",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "lambda ledger, op: op in self._answered)",
         "lambda ledger, op: ledger.state(op) is not None)",
         f"{ROLLED}::test_a_copy_from_between_paying_and_answering_answers_nothing_again",
@@ -239,7 +239,7 @@ DEPLOYED = [
     ),
     one(
         "a site that is put back while the server runs is not shown what it has signed",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "        if not self._shown or self.behind is not None:",
         "        if False:",
         f"{ROLLED}::test_a_running_server_gives_back_what_it_was_signed",
@@ -260,42 +260,42 @@ DEPLOYED = [
     ),
     one(
         "a typed noise is for as many rounds as the server likes",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "if not all(map(books.may_be_asked, who)):",
         "if False:",
         f"{PURSE}::test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed",
     ),
     one(
         "a site plays with whatever noise it is told",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "    if asked.multiplier is not None and not asked.multiplier >= least:",
         "    if False:",
         f"{PURSE}::test_a_forged_round_is_refused_and_costs_nothing",
     ),
     one(
         "a rounding of the server takes noise away",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "    return replace(asked, multiplier=price.multiplier)",
         "    return asked",
         f"{PURSE}::test_a_client_that_was_cut_off_takes_part_again",
     ),
     one(
         "a server that forgot what it spent",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "if now.length < before.length or",
         "if",
         f"{PURSE}::test_a_server_that_forgot_what_it_spent_is_refused",
     ),
     one(
         "a site's ledger tells for which hidden rounds it was drawn",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "        if not books.plan.everyone_pays:\n            books.store",
         "        if True:\n            books.store",
         f"{PURSE}::test_a_site_tells_nobody_for_which_rounds_it_was_drawn",
     ),
     one(
         "another content under an old name",
-        "transport/shelf.py",
+        "transport/reply_store.py",
         "if known.asked != asked:",
         "if False:",
         f"{PURSE}::test_the_same_round_has_one_answer",

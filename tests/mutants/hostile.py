@@ -25,7 +25,7 @@ HOSTILE = [
     one(
         "hidden cohorts tossed from the seed",
         "planning/accounts.py",
-        "Unseen() if self.policy.secret_cohort else",
+        "SystemWords() if self.policy.secret_cohort else",
         "",
         TWO_TELL,
     ),

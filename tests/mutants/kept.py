@@ -128,7 +128,7 @@ KEPT = [
     ),
     one(
         "a side that has signed begins with a server that shows it nothing",
-        "sites/purse.py",
+        "sites/site_accounts.py",
         "self._shown = self._shown or bool(returned) or not self._place()",
         "self._shown = True",
         f"{ROLLED}::test_a_site_that_has_signed_begins_with_no_server_that_shows_it_nothing",

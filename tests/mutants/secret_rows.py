@@ -190,8 +190,8 @@ SECRET_ROWS = [
     one(
         "all clients answer from one stream",
         "privacy/noise/sources.py",
-        "Kept(hmac.digest(self._secret, json.dumps(parts).encode()",
-        "Kept(hmac.digest(self._secret, json.dumps(parts[:1]).encode()",
+        "RepeatedNoise(hmac.digest(self._secret, json.dumps(parts).encode()",
+        "RepeatedNoise(hmac.digest(self._secret, json.dumps(parts[:1]).encode()",
         f"{SOURCES}::test_what_is_drawn_once_in_a_run_is_each_client_s_own_and_the_same_again",
     ),
     one(

@@ -55,7 +55,7 @@ SUMS = [
     ),
     one(
         "a masked round begun again after its words have left",
-        "transport/desk.py",
+        "transport/request_handler.py",
         "return before  # no client: what masked the words that have left is lost",
         "pass",
         f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
@@ -76,7 +76,7 @@ SUMS = [
     ),
     one(
         "a site sends in clear what it is asked for in clear",
-        "transport/desk.py",
+        "transport/request_handler.py",
         "if (secure is not None) != (asked.command.among > 0):",
         "if secure is None and asked.command.among > 0:",
         f"{MASKED}::test_a_site_sends_no_upload_in_clear",

@@ -135,7 +135,7 @@ TOGETHER = [
     ),
     one(
         "a training function that is called where it has been called before",
-        "privacy/readers/handed.py",
+        "privacy/readers/function_reader.py",
         "return _in_fresh_process(lambda: to(rows))",
         "return to(rows)",
         f"{TRAINER}::test_nothing_of_one_client_reaches_the_next",
@@ -163,7 +163,7 @@ TOGETHER = [
     ),
     Mutant(
         "a clean process that computes in itself",
-        "privacy/readers/handed.py",
+        "privacy/readers/function_reader.py",
         (
             ("answer(lambda: compute(stream.read()), end, parent)", "answer(lambda: found, end, parent)"),
             (

@@ -26,7 +26,7 @@ TOLD = [
     one(
         "an evaluator's dashboard hands on what the evaluator may see",
         "report/dashboard/http_server.py",
-        "Watched(run.folder) if run.evaluator else run ",
+        "WatchedRun(run.folder) if run.evaluator else run ",
         "run ",
         "tests/report/dashboard/test_prometheus.py::test_an_evaluators_dashboard_hands_on_no_more_than_any_other",
     ),

@@ -32,10 +32,10 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Stage
 from sordino.sampling.kinds import Everyone
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Claim, Examples, Grant, NoiseSource, Work
+from sordino.types import Claim, Examples, Grant, LocalWork, NoiseSource
 from tests.privacy.doubles import linear
 
-ONCE = Work(1, None, None)
+ONCE = LocalWork(1, None, None)
 MANY, SOME, FEW = 10**5, 40_000, 4_000  # draws per side
 slow = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def claimed_mu(claims: list[Claim]) -> float:
 
 
 def gradients(
-    reader: NoisyGradient, rows: Tensor, size: int, multiplier: float, source: NoiseSource, work: Work
+    reader: NoisyGradient, rows: Tensor, size: int, multiplier: float, source: NoiseSource, work: LocalWork
 ) -> Tensor:
     shard = reader.open(
         Examples(rows, torch.zeros(len(rows))), Grant(0, size, size, source, multiplier), Quadratic(size)
@@ -68,7 +68,11 @@ def gradients(
 
 
 def from_reader(
-    reader: NoisyGradient, multiplier: float, draws: int, source: Callable[[], NoiseSource] = System, work: Work = ONCE
+    reader: NoisyGradient,
+    multiplier: float,
+    draws: int,
+    source: Callable[[], NoiseSource] = System,
+    work: LocalWork = ONCE,
 ) -> Outputs:
     """Every coordinate is a worst-case pair of its own: example j alone has a gradient along coordinate j, far beyond
     the clip.
@@ -130,7 +134,7 @@ def test_a_claim_for_half_the_sensitivity_is_flagged() -> None:
 
 @slow
 def test_two_reads_cost_what_two_reads_lose() -> None:
-    reader, mu, twice = NoisyGradient(0.7), 2.0, Work(2, None, None)
+    reader, mu, twice = NoisyGradient(0.7), 2.0, LocalWork(2, None, None)
     outputs = from_reader(reader, 1 / mu, MANY, work=twice)
     lost = mu_lost(outputs)
     assert 0.9 * math.sqrt(2) * mu < lost <= claimed_mu(reader.claims(twice, 500, 1 / mu))
@@ -139,7 +143,7 @@ def test_two_reads_cost_what_two_reads_lose() -> None:
 
 @slow
 def test_fixed_batches_lose_one_read_per_epoch() -> None:
-    reader, mu, work = NoisyGradient(0.7, sampling="fixed_batches"), 2.0, Work(1, None, 250)
+    reader, mu, work = NoisyGradient(0.7, sampling="fixed_batches"), 2.0, LocalWork(1, None, 250)
     outputs = from_reader(reader, 1 / mu, MANY, work=work)
     # the other batch's noise is in the sum as well: only a lower bound that is loose by sqrt 2
     assert mu / math.sqrt(2) * 0.9 < mu_lost(outputs) <= claimed_mu(reader.claims(work, 500, 1 / mu))

@@ -31,11 +31,11 @@ from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.sampling.kinds import Random
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, NoiseSource, Params, Work
+from sordino.types import Examples, Grant, LocalWork, NoiseSource, Params
 from tests.privacy.doubles import Coupled, Still, linear
 
 DELTA, CLIP, N = 1e-5, 0.5, 20
-ONCE = Work(None, 1, None)
+ONCE = LocalWork(None, 1, None)
 Release = Callable[[Tensor, float], Tensor]  # of rows, with so many standard deviations of noise in every coordinate
 
 
@@ -94,7 +94,7 @@ def read(reader: NoisyGradient, z: float, source: Callable[[float], NoiseSource]
 
 
 def promised(reader: NoisyGradient, z: float, reads: int = 1) -> float:
-    claim = reader.claims(Work(None, reads, None), N, z)[0]
+    claim = reader.claims(LocalWork(None, reads, None), N, z)[0]
     assert (claim.status, claim.unit) == ("proved", "example")
     return claimed(claim.event, claim.neighbours)
 

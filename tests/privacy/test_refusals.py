@@ -19,7 +19,7 @@ from sordino import config
 from sordino.errors import PrivacyError, SordinoError
 from sordino.round import one_round
 from sordino.runs.simulation import simulated
-from sordino.types import Terms, Work
+from sordino.types import LocalWork, Terms
 from tests.helpers.executors import Doing
 from tests.privacy.unsafe_calls import CALLS
 from tests.privacy.unsafe_experiments import EXPERIMENTS
@@ -35,9 +35,9 @@ def test_an_unsafe_call_is_refused(name: str) -> None:
 
 
 def test_what_was_reserved_may_be_read() -> None:
-    read_batches(Work(1, None, None))
-    read_batches(Work(1, None, 2))
-    read_batches(Work(None, 5, None), reads=5)
+    read_batches(LocalWork(1, None, None))
+    read_batches(LocalWork(1, None, 2))
+    read_batches(LocalWork(None, 5, None), reads=5)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
-from sordino.privacy.readers.handed import Handed
+from sordino.privacy.readers.function_reader import FunctionReader
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
@@ -47,7 +47,7 @@ from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseSha
 from sordino.privacy.uplink.stages import Clip, ClipLayers, Noise, Weigh
 from sordino.runs.simulation import simulated
 from sordino.sampling.stragglers import Stragglers
-from sordino.types import Bound, Work
+from sordino.types import Bound, LocalWork
 from tests.privacy.doubles import linear
 from tests.privacy.unsafe_parts import (
     BALL,
@@ -105,17 +105,17 @@ CALLS: dict[str, Call] = {
     "one upload of a central sum": Call(
         "aggregate-only", lambda: single_uploads(Uplink((Clip(1.0),), (Noise(neighbours="zero_out"),)))
     ),
-    "a gradient read twice": Call("read-beyond-reservation", lambda: read_batches(Work(1, None, None), times=2)),
+    "a gradient read twice": Call("read-beyond-reservation", lambda: read_batches(LocalWork(1, None, None), times=2)),
     "one of several disjoint batches read twice": Call(
-        "read-beyond-reservation", lambda: read_batches(Work(1, None, 2), times=2)
+        "read-beyond-reservation", lambda: read_batches(LocalWork(1, None, 2), times=2)
     ),
-    "a second pass": Call("read-beyond-reservation", lambda: read_batches(Work(1, None, None), passes=2)),
-    "more work than was reserved": Call("read-beyond-reservation", lambda: read_batches(Work(None, 5, None))),
+    "a second pass": Call("read-beyond-reservation", lambda: read_batches(LocalWork(1, None, None), passes=2)),
+    "more work than was reserved": Call("read-beyond-reservation", lambda: read_batches(LocalWork(None, 5, None))),
     "a network that remembers": Call(
-        "model-remembers", lambda: NoisyGradient(1.0).check(Work(1, None, None), REMEMBERS)
+        "model-remembers", lambda: NoisyGradient(1.0).check(LocalWork(1, None, None), REMEMBERS)
     ),
     "convex steps in batches": Call(
-        "minibatch-under-full-batch-bound", lambda: ConvexStable(2.0, 0.1).check(Work(1, None, 2), NET)
+        "minibatch-under-full-batch-bound", lambda: ConvexStable(2.0, 0.1).check(LocalWork(1, None, 2), NET)
     ),
     "a convex step that is too large, in the gate": Call(
         "step-too-large-for-convexity", lambda: ConvexStable(2.0, 1.01)
@@ -126,7 +126,9 @@ CALLS: dict[str, Call] = {
     ),
     "losses of one's own under convex steps": Call(
         "convex-needs-own-losses",
-        lambda: next(ConvexStable(2.0, 0.1).open(ROWS, GRANT, BALL).batches(Work(None, 2, None), 1)).grad(linear, {}),
+        lambda: next(ConvexStable(2.0, 0.1).open(ROWS, GRANT, BALL).batches(LocalWork(None, 2, None), 1)).grad(
+            linear, {}
+        ),
     ),
     "a radius that bounds nothing": Call("radius-too-small", lambda: ConvexStable(1.0, 0.1)),
     "a clip in a norm without a bound": Call("clip-order", lambda: Clip(1.0, 3)),  # type: ignore[arg-type]
@@ -288,15 +290,16 @@ CALLS: dict[str, Call] = {
         lambda: planned({"name": "trainer", "of": "a:b"}, {"name": "noisy_gradient", "clip": 1.0, "multiplier": 1.0}),
     ),
     "a sum over rows that were handed over": Call(
-        "rows-only", lambda: Handed().open(ROWS, GRANT, NET).sum(lambda x, y: x)
+        "rows-only", lambda: FunctionReader().open(ROWS, GRANT, NET).sum(lambda x, y: x)
     ),
     "exact states beside sound noise": Call("oracle-leaks", lambda: cuag_pfl("local_client", server_state="oracle")),
     "a batch from cells": Call(
-        "episodes-only", lambda: next(iter(CellGradient(1.0).open(ROWS, GRANT, NET).batches(Work(None, 1, None), 0)))
+        "episodes-only",
+        lambda: next(iter(CellGradient(1.0).open(ROWS, GRANT, NET).batches(LocalWork(None, 1, None), 0))),
     ),
     "a sum over cells": Call("episodes-only", lambda: CellGradient(1.0).open(ROWS, GRANT, NET).sum(lambda x, y: x)),
     "an episode of noised gradients": Call(
-        "gradients-only", lambda: shard(NoisyGradient(1.0)).episodes(Work(None, 1, None), 0)
+        "gradients-only", lambda: shard(NoisyGradient(1.0)).episodes(LocalWork(None, 1, None), 0)
     ),
     "a sum over noised gradients": Call("gradients-only", lambda: shard(NoisyGradient(1.0)).sum(lambda x, y: x)),
     "sums and public examples in one loss": Call(
@@ -326,7 +329,7 @@ CALLS: dict[str, Call] = {
     ),
     "sums per class, twice": Call("read-beyond-reservation", lambda: sums(2)),
     "a batch from sums per class": Call(
-        "sums-only", lambda: SUMS.open(ROWS, GRANT, NET).batches(Work(None, 1, None), 0)
+        "sums-only", lambda: SUMS.open(ROWS, GRANT, NET).batches(LocalWork(None, 1, None), 0)
     ),
     "counts louder than infinity": Call("count-out-of-range", lambda: ClassSums(1.0, math.inf)),
     "sums per class without noise": Call("noise-not-positive", lambda: ClassSums(1.0, multiplier=0.0)),

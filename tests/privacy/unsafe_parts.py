@@ -23,7 +23,7 @@ from sordino.runs.simulation import simulated
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Work
+from sordino.types import Examples, Grant, LocalWork
 from tests.privacy.doubles import linear
 
 Table = dict[str, Any]
@@ -156,18 +156,18 @@ def sums(times: int) -> None:
 def beside_noise() -> Any:
     grant = replace(GRANT, public=ROWS, reads=1)
     opened = NoisyGradient(1.0).open(ROWS, grant, NET)
-    return next(iter(opened.mixed(Work(None, 1, None), keys.root(1), "half")))
+    return next(iter(opened.mixed(LocalWork(None, 1, None), keys.root(1), "half")))
 
 
 def episodes(times: int = 1, passes: int = 1, reads: int | None = None) -> None:
     opened = CellGradient(1.0, cells=1).open(ROWS, replace(GRANT, reads=reads), NET)
     for _ in range(passes):
-        for episode in opened.episodes(Work(None, 2, 1), keys.root(1)):
+        for episode in opened.episodes(LocalWork(None, 2, 1), keys.root(1)):
             for _ in range(times):
                 episode.grad(lambda params, support, query, draws: params["w"].sum(), {"w": torch.zeros(1)})
 
 
-def read_batches(work: Work, times: int = 1, passes: int = 1, reads: int | None = 1) -> None:
+def read_batches(work: LocalWork, times: int = 1, passes: int = 1, reads: int | None = 1) -> None:
     reader = NoisyGradient(1.0, sampling="full" if work.batch_size is None else "fixed_batches")
     opened = shard(reader, reads)
     for _ in range(passes):

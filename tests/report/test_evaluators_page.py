@@ -66,9 +66,9 @@ def test_a_comparison_of_runs_that_protect_somebody_is_stamped_too(tmp_path: Pat
 @pytest.mark.slow
 def test_the_dashboard_calls_no_run_with_real_noise_simulated(run: Path) -> None:
     from sordino.report.dashboard.page import page
-    from sordino.report.dashboard.run_state import Watched
+    from sordino.report.dashboard.run_state import WatchedRun
 
-    watched = Watched(run)
+    watched = WatchedRun(run)
     until = time.monotonic() + 30
     while (now := watched.look()).spending is None and time.monotonic() < until:
         time.sleep(0.2)  # a thread of its own works it out

@@ -25,8 +25,8 @@ from sordino import keys
 from sordino.engine import checkpoint
 from sordino.metrics import preparation_cost
 from sordino.metrics.measures import at_bytes, bytes_to, curve, flops_until, rounds_to, traffic
-from sordino.metrics.preparation_cost import Plain, Target, before, charged, in_front, messages, targets
-from sordino.metrics.rows import Played
+from sordino.metrics.preparation_cost import PlainRound, Target, before, charged, in_front, messages, targets
+from sordino.metrics.rows import RoundLine
 from sordino.receipts.folder import RunFolder
 from sordino.report.run_facts import gather
 from sordino.results.markup import FRAME, strip
@@ -206,8 +206,8 @@ def test_a_plain_message_is_what_was_sent_first(found: Preparation, folder: Path
 
 
 ROWS = [
-    Played(phase="train", round=1, bytes_down=100, bytes_up=90, payload=5, device_flops=7.0),
-    Played(phase="handed", round=0, bytes_down=1000, bytes_up=0, payload=0),
+    RoundLine(phase="train", round=1, bytes_down=100, bytes_up=90, payload=5, device_flops=7.0),
+    RoundLine(phase="handed", round=0, bytes_down=1000, bytes_up=0, payload=0),
 ]
 
 
@@ -230,7 +230,7 @@ def test_a_target_with_the_preparation_and_one_that_is_not_reached() -> None:
     rows = run(0.35, 0.62, 0.4)
     assert targets(rows) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7][-preparation_cost.SHOWN - 1 :]
     assert targets(run(None)) == []
-    said = {row.target: row for row in charged(ROWS, rows, Plain(5, 2), None).targets}
+    said = {row.target: row for row in charged(ROWS, rows, PlainRound(5, 2), None).targets}
     assert said[0.3].to_json() == {
         "target": 0.3,
         "rounds": 1,
@@ -241,7 +241,7 @@ def test_a_target_with_the_preparation_and_one_that_is_not_reached() -> None:
     }
     assert said[0.6].rounds == 2
     assert said[0.7] == Target(target=0.7, rounds=None)
-    beyond = {row.way: row.bytes for row in messages(ROWS, rows, Plain(5, 2), None, {}) if row.phase == "training"}
+    beyond = {row.way: row.bytes for row in messages(ROWS, rows, PlainRound(5, 2), None, {}) if row.phase == "training"}
     assert beyond == {"down": 3 * (10 - 5), "up": 3 * (7 - 5)}
 
 

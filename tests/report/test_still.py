@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 import sordino
-from sordino.report.charts import Axis, Line, Lines, Spot, lines
+from sordino.report.charts import Axis, Line, LinePoint, Lines, lines
 from sordino.report.run_facts import RunFacts, gather
 from sordino.report.run_page import page
 
@@ -71,7 +71,7 @@ def test_a_page_with_real_noise_keeps_its_silence(facts: RunFacts) -> None:
 
 def test_a_picture_has_no_hole_where_a_number_is_none() -> None:
     def drawn(*values: float) -> str:
-        spots = [Spot(t, value) for t, value in enumerate(values)]
+        spots = [LinePoint(t, value) for t, value in enumerate(values)]
         return lines(Lines("loss", "", Axis("round"), Axis("loss"), [Line("one", spots), Line("none", [])]))
 
     (points,) = re.findall(r'points="([^"]*)"', drawn(2.0, float("nan"), 4.0))

@@ -54,7 +54,7 @@ def test_only_readers_open_examples() -> None:
         "privacy/readers/noisy_gradient.py",
         "privacy/readers/responses.py",
         "privacy/readers/episodes.py",
-        "privacy/readers/handed.py",
+        "privacy/readers/function_reader.py",
         "privacy/readers/median_clip.py",
         "tasks/personalise.py",
         "privacy/readers/per_example_gradients.py",

@@ -44,7 +44,7 @@ ALLOWED = {
         *("sordino/data/__init__.py", "sordino/runs/trackers.py", "sordino/branches.py"),
         "sordino/later.py",  # torch, which a verb names
         # what a user's training function has imported in its fork is imported in the process that it was forked from
-        "sordino/privacy/readers/handed.py",
+        "sordino/privacy/readers/function_reader.py",
         # our own files, which name their algorithms, or attacks, themselves
         *("sordino/algorithms/__init__.py", "sordino/attacks/methods/__init__.py"),
         "tests/repository/test_house.py",  # our own modules, for the examples in their docstrings

@@ -34,7 +34,7 @@ from sordino.metrics.measures import (
     rounds_to,
     traffic,
 )
-from sordino.metrics.rows import RoundRow, Spread
+from sordino.metrics.rows import RoundRow, ScoreSpread
 from sordino.receipts.folder import RunFolder
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, check_equal, compare, table
@@ -47,7 +47,7 @@ ACCURACY = [0.1, 0.9, 0.4, 0.5]  # the best round is not the last
 
 
 def rows(accuracy: list[float] = ACCURACY, size: int = 100) -> list[RoundRow]:
-    clients = Spread(metric="accuracy", mean=0.5, std=0.1, worst_tenth=0.2, each=())
+    clients = ScoreSpread(metric="accuracy", mean=0.5, std=0.1, worst_tenth=0.2, each=())
     return [
         RoundRow(round=i + 1, accuracy=a, loss=1.0, bytes_up=size, bytes_down=size, clients=clients)
         for i, a in enumerate(accuracy)

@@ -178,7 +178,7 @@ def test_sums_go_by_nccl_where_every_rank_has_its_own(
     monkeypatch.setattr(rank_team, "dist", heard)
     named = types.SimpleNamespace(uuid=names[0])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: named)
-    team = rank_team.Team()
+    team = rank_team.RankTeam()
     for _ in range(2):  # in every phase they meet again
         team.meet(device)
     team.sum({"w": torch.ones(2)})

@@ -20,7 +20,7 @@ from sordino.engine import checkpoint
 from sordino.engine.server import FederatedServer
 from sordino.receipts.verify import verify
 from sordino.runs import preparation
-from sordino.runs.rounds import PlayedPhase
+from sordino.runs.rounds import RunningPhase
 from sordino.runs.run import resume, start
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
@@ -76,11 +76,11 @@ METHODS = {
     "reserved": (FederatedServer, "reserve", 0),
     "computed": (FederatedServer, "receive", 0),
     "written": (
-        PlayedPhase,
+        RunningPhase,
         "_save",
         1,
     ),  # counts the rounds that are done; the row of metrics is, the checkpoint is not
-    "kept": (PlayedPhase, "_save", 1),
+    "kept": (RunningPhase, "_save", 1),
     "stored": (FederatedServer, "store", 0),
     "published": (FederatedServer, "publish", 0),
 }
@@ -93,7 +93,7 @@ def killed_in(phase: str, point: str, t: int) -> Iterator[None]:
     real = getattr(owner, name)
 
     def dying(self: Any, now: int, *rest: Any) -> Any:
-        here = self.setup.phase if isinstance(self, PlayedPhase) else self.run.partition(".")[2]
+        here = self.setup.phase if isinstance(self, RunningPhase) else self.run.partition(".")[2]
         dies = here == phase and getattr(now, "t", now) == t + shift  # of an open round, or the number itself
         if dies and point == "written":
             self.metrics.sync()

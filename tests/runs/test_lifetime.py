@@ -9,7 +9,7 @@ from sordino.accounting.claims import Claim, Subject
 from sordino.accounting.currency import ZCDP
 from sordino.accounting.events import Gaussian
 from sordino.accounting.notes import note
-from sordino.ledger.ledger import Charter, Each, Ledger
+from sordino.ledger.ledger import Each, Ledger, LedgerScope
 from sordino.runs.lifetime import ONE_ROW, lifetime
 
 
@@ -17,7 +17,7 @@ def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
     """Whoever looks at it needs no run folder to know who has spent what; and one founded before names is read."""
     place, names = tmp_path / "shared.sqlite", ("Nord", "Süd")
     subject = Subject(unit="example", neighbours="replace", adversary="server")
-    charter, each = Charter("data", subject, 1e-5, ZCDP, names), Each(2, (1,))
+    charter, each = LedgerScope("data", subject, 1e-5, ZCDP, names), Each(2, (1,))
     bare = replace(charter, names=())
     for file, founded, later in ((place, charter, bare), (tmp_path / "old.sqlite", bare, charter)):
         Ledger.open(file, founded, each=each).close()
@@ -32,7 +32,7 @@ def test_what_runs_cost_one_row_together_is_no_promise_about_a_person(tmp_path: 
     for unit, said in (("example", [ONE_ROW]), ("client", [])):
         place, subject = tmp_path / f"{unit}.sqlite", Subject(unit=unit, neighbours="replace", adversary="server")
         claims = Claim.to_everyone(unit, "replace", Gaussian(9.0), "proved", ())
-        with Ledger.open(place, Charter("data", subject, 1e-5, ZCDP, ()), each=Each(1, (1,))) as ledger:
+        with Ledger.open(place, LedgerScope("data", subject, 1e-5, ZCDP, ()), each=Each(1, (1,))) as ledger:
             ledger.reserve("run/0", {"0": (1,)}, b"", note([("*", claims)], "system"))
         found = lifetime(place)
         assert {row.unit for row in found.guarantees} == {unit}

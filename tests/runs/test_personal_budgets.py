@@ -14,7 +14,7 @@ from sordino import tree
 from sordino.accounting.calibrate import exact_multiplier, sampled_multiplier
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import parsed
-from sordino.accounting.thresholds import Waste, waste, wasted
+from sordino.accounting.thresholds import LostBudget, waste, wasted
 from sordino.algorithms.dp_prox import dp_prox
 from sordino.budget.plans_by_budget import ThresholdPlan
 from sordino.errors import ConfigError, SordinoError, UnsoundGuarantee
@@ -383,7 +383,7 @@ def test_rates_need_equal_rounds_and_clips_a_plan(mechanism: str, schedule: str)
 def test_weights_of_waste_are_two_numbers() -> None:
     phi = np.array([0.1, 0.5, 1.0])
     sampling, noise = wasted(phi, 0.6)
-    assert waste(phi, 0.6, Waste("fixed", (2.0, 3.0))) == pytest.approx(2 * sampling + 3 * noise)
+    assert waste(phi, 0.6, LostBudget("fixed", (2.0, 3.0))) == pytest.approx(2 * sampling + 3 * noise)
     for bad in ([1.0], [1.0, -1.0], [1.0, math.inf], ["a", "b"]):
         with pytest.raises(ConfigError):
             _ = made(

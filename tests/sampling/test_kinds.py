@@ -21,7 +21,7 @@ from sordino import keys
 from sordino.accounting.events import Gaussian, Poisson
 from sordino.errors import ConfigError
 from sordino.sampling import kinds as cohorts
-from sordino.sampling.draws import Coins, first_head
+from sordino.sampling.draws import SamplingWords, first_head
 from sordino.sampling.kinds import (
     COHORTS,
     Cohort,
@@ -266,7 +266,7 @@ def test_a_word_is_cut_where_the_law_says(rate: float) -> None:
         assert abs(thresholds[j] - exact) <= 1
 
 
-def broken_heads(how: str) -> Callable[[Coins, float, int], NDArray[np.int64]]:
+def broken_heads(how: str) -> Callable[[SamplingWords, float, int], NDArray[np.int64]]:
     """Twins of the sampler: one head to a block at most; the coin behind a head left out; the last coin of a block
     without heads tossed again.
     """
@@ -276,7 +276,7 @@ def broken_heads(how: str) -> Callable[[Coins, float, int], NDArray[np.int64]]:
         "twice": lambda first, block: first + 1 if first < block else block - 1,
     }
 
-    def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
+    def heads(tossed: SamplingWords, rate: float, coins: int) -> NDArray[np.int64]:
         thresholds = first_head(rate)
         block, found, passed = len(thresholds), [], 0
         for word in tossed.words(4 * coins):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from sordino.config import Experiment
-from sordino.engine.commands import Begin, Command, Encrypt, End, Hand, OpenSum, Publish, Refused, Round, read_answer
+from sordino.engine.commands import Begin, Command, Encrypt, End, OpenSum, Publish, Refused, Round, Store, read_answer
 from sordino.engine.secure_sum import flat
 from sordino.errors import RunError, SordinoError
 from sordino.privacy.uplink.fixed_point import Layout
@@ -34,7 +34,7 @@ from sordino.sites.connecting import InvitedOptions
 from sordino.sites.invitation import invite
 from sordino.sites.key_holder import KeyHolder, hold
 from sordino.sites.secure_sums import HOLDER, kind_of_sites
-from sordino.transport import desk
+from sordino.transport import request_handler
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.in_process import InProcess
 from tests.helpers.scripted_letters import Play, code, silent
@@ -126,7 +126,7 @@ def written_down(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
         seen.append(flat(upload))
         return seen[-1]
 
-    monkeypatch.setattr(desk, "flat", watched)
+    monkeypatch.setattr(request_handler, "flat", watched)
     return seen
 
 
@@ -143,11 +143,11 @@ def test_integers_that_are_not_encrypted_are_found(
     """The broken twin of the test before."""
     seen = written_down(monkeypatch)
 
-    def in_clear(self: desk.Desk, site: Any, asked: Any, command: Round) -> Iterator[bytes]:
+    def in_clear(self: request_handler.RequestHandler, site: Any, asked: Any, command: Round) -> Iterator[bytes]:
         for _, upload in site.uploads(command, asked.messages):
-            yield desk.flat(upload).tobytes()
+            yield request_handler.flat(upload).tobytes()
 
-    monkeypatch.setattr(desk.Desk, "_uploads", in_clear)
+    monkeypatch.setattr(request_handler.RequestHandler, "_uploads", in_clear)
     play = playing(one_round())
     assert play.play()[0]["answered"] == 0  # what is no ciphertext does not count
     assert play.found_in_clear(seen) == 5
@@ -196,8 +196,8 @@ def test_the_holder_opens_no_sum_of_too_few_and_none_of_another_round(played: Pl
     ):
         assert code(played.play.asks(HOLDER, command, [message])) == why
     assert code(played.play.asks(HOLDER, Begin(), [total])) == "other-messages"
-    assert code(played.play.asks(HOLDER, Hand(), [total])) == "not-for-key-holders"
-    assert code(played.play.asks(HOLDER, Hand(), [total])) == "not-for-key-holders"
+    assert code(played.play.asks(HOLDER, Store(), [total])) == "not-for-key-holders"
+    assert code(played.play.asks(HOLDER, Store(), [total])) == "not-for-key-holders"
     assert len(told) == len(set(told)) >= 6  # the forger is not the only one who knows, and the same is told once
     assert "a key holder is asked to hand" in told[-1]
 

@@ -19,10 +19,10 @@ from sordino.engine.site import Site
 from sordino.errors import DataError
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
-from sordino.sites.purse import Purse
+from sordino.sites.site_accounts import SiteAccounts
 from sordino.transport.carrier import Arrived, Writes
+from sordino.transport.reply_store import ReplyStore
 from sordino.transport.run_events import RunEvent
-from sordino.transport.shelf import Shelf
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated, ledger_of, model_of
 from tests.helpers.in_process import InProcess
@@ -76,13 +76,13 @@ def test_an_unreliable_carrier_changes_nothing(name: str, seed: int, tmp_path: P
 # sites that die -------------------------------------------------------------------------------------------------------
 
 MOMENTS: Mapping[str, tuple[Any, str]] = {
-    "before paying": (Purse, "pay"),
+    "before paying": (SiteAccounts, "pay"),
     "paid": (FederatedServer, "reserve"),
     "computed": (Site, "obey"),
     "half shelved": (checkpoint, "save"),
-    "shelved": (Shelf, "put"),
+    "shelved": (ReplyStore, "put"),
     "stored": (FederatedServer, "store"),
-    "answered": (Purse, "release"),
+    "answered": (SiteAccounts, "release"),
 }
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from sordino.errors import ConfigError, WireError
 from sordino.sites.identity import AllowList, allow, check_name, fingerprint, revoke
-from sordino.transport.message import Letterhead
+from sordino.transport.message import Signer
 
 A, B, C = (Ed25519PrivateKey.generate() for _ in range(3))
 DAY = date(2026, 11, 22)
@@ -45,8 +45,8 @@ def test_a_list_says_what_its_file_says_at_this_moment(place: Path) -> None:
 
 
 def test_a_letter_is_believed_as_long_as_its_key_is(place: Path) -> None:
-    server = Letterhead("server", "run", known=AllowList(place))
-    letter = Letterhead("a", "run", key=A).write("server", 0, {"do": "done"})
+    server = Signer("server", "run", known=AllowList(place))
+    letter = Signer("a", "run", key=A).write("server", 0, {"do": "done"})
     assert server.read(letter).head.sender == "a"
     revoke(place, "a", DAY)
     with pytest.raises(WireError) as refusal:

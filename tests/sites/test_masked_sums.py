@@ -24,11 +24,11 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.secagg import masked, masks
 from sordino.secagg.secagg_server import Aggregator
-from sordino.secagg.session import Advert
+from sordino.secagg.session import KeyAdvertisement
 from sordino.sites import secure_sums
-from sordino.sites.purse import Purse
 from sordino.sites.remote_sites import RemoteSites
 from sordino.sites.secure_sums import MaskedSites
+from sordino.sites.site_accounts import SiteAccounts
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.masked_words import Words, watched_sums, written_down
 from tests.helpers.scripted_letters import Meets, Play, code, silent, step_of
@@ -266,7 +266,7 @@ def test_who_sends_what_does_not_count_has_dropped_out(
 
 
 def _believing(self: Any, sender: int, records: list[Any]) -> None:
-    self._adverts[sender] = Advert(*records[0])
+    self._adverts[sender] = KeyAdvertisement(*records[0])
 
 
 # again, and otherwise -------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_a_round_that_left_just_before_a_crash_is_not_played_again_much_later(
     forgotten the round, and a server asks for it again.
     """
     play = Play(made("weigh", *([uplink] if uplink else []), rounds=5), tmp_path, monkeypatch)
-    monkeypatch.setattr(Purse, "release", lambda *_: None)
+    monkeypatch.setattr(SiteAccounts, "release", lambda *_: None)
     play.play()
     first = play.first(FIVE[0], Round)
     monkeypatch.setitem(play.sites, FIVE[0], play.between.member(FIVE[0]))

@@ -19,11 +19,11 @@ from sordino.engine import wire
 from sordino.engine.commands import BEGIN_FIRST, Accepted, Answered, Begin, Done, Refused
 from sordino.engine.server import FederatedServer
 from sordino.runs.simulation import Simulation, simulated
-from sordino.sampling.stragglers import Crew
+from sordino.sampling.stragglers import RoundCrew
 from sordino.sites import remote_sites
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.carrier import Arrived, Carrier, Writes
-from sordino.transport.message import Letterhead
+from sordino.transport.message import Signer
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.tree import Tree
@@ -48,8 +48,8 @@ class Round:
         self.header = setup.header("run")
         self.bodies = {k: wire.encode(self.header(0, k), up) for k, up in self.site.each(0, self.down, self.terms)}
 
-    def letterhead(self, name: str) -> Letterhead:
-        return Letterhead(name, "run", DIGEST, DIGEST, KEYS[name], KNOWN)
+    def letterhead(self, name: str) -> Signer:
+        return Signer(name, "run", DIGEST, DIGEST, KEYS[name], KNOWN)
 
     def good(self, letter: bytes) -> bytes:
         return self.letterhead("good").write("server", 0, asdict(Answered([0, 1])), [self.bodies[0], self.bodies[1]])
@@ -65,7 +65,7 @@ class Round:
         """The uploads that count when the other site says this."""
         sites = self.sites(InProcess({"good": self.good, "bad": bad}), Patience(timeout=5.0))
         sites.gather()
-        crew = Crew([0, 1, 2], frozenset(), {})
+        crew = RoundCrew([0, 1, 2], frozenset(), {})
         answers = sites(0, self.down, self.terms).uploads
         return list(self.federation.inbox.open(0, answers, crew, self.down))
 

@@ -18,9 +18,9 @@ from sordino.errors import LedgerError
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
 from sordino.runs.witness import MISSING, Witness
-from sordino.sites.purse import Purse
+from sordino.sites.site_accounts import SiteAccounts
 from sordino.transport.message import LENGTH, SIGNATURE
-from sordino.transport.shelf import Shelf
+from sordino.transport.reply_store import ReplyStore
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated
 from tests.helpers.forged_letters import Server
@@ -97,7 +97,7 @@ def test_a_copy_from_between_paying_and_answering_answers_nothing_again(tmp_path
     server = Server(Federated(real(), tmp_path))
     folder, copy = server.member.folder, tmp_path / "copy"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Shelf, "put", lambda *given: dies())
+        patch.setattr(ReplyStore, "put", lambda *given: dies())
         with pytest.raises(Killed):
             answers(server, 0)
     server.member.close()
@@ -131,7 +131,7 @@ def test_a_site_that_dies_as_it_notes_an_answer_gives_that_one(after: bool, tmp_
         patch.setattr(Witness, "__call__", dying)
         with pytest.raises(Killed):
             answers(server, 0)
-    kept = Shelf(server.member.folder / "desk").last
+    kept = ReplyStore(server.member.folder / "desk").last
     server.member.close()
     restarted(server)
     assert kept == "0/round/0"
@@ -267,9 +267,9 @@ def test_a_server_gives_back_what_it_was_signed(tmp_path: Path) -> None:
     knows nothing of it. It takes no part, everybody is told, and the others go on.
     """
     between = Federated(real(), tmp_path, patience=Patience(0.05, 4))
-    release, copy = Purse.release, tmp_path / "copy"
+    release, copy = SiteAccounts.release, tmp_path / "copy"
 
-    def released(self: Purse, asked: Any, bodies: Any) -> None:
+    def released(self: SiteAccounts, asked: Any, bodies: Any) -> None:
         release(self, asked, bodies)
         if asked.command.t == 0 and not copy.exists() and 2 in asked.command.terms:
             shutil.copytree(between.place / "site-2", copy)
@@ -277,7 +277,7 @@ def test_a_server_gives_back_what_it_was_signed(tmp_path: Path) -> None:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Purse, "release", released)
+        patch.setattr(SiteAccounts, "release", released)
         with pytest.raises(Killed):
             between.play()
     kept = RunFolder(RunFolder(between.folder).private).sites_file
@@ -297,7 +297,7 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
     again while the server runs on. It takes no further part; the others do.
     """
     between = Federated(real(), tmp_path, patience=Patience(60.0, 4))
-    site, copy, publish, pay = between.place / "site-2", tmp_path / "copy", FederatedServer.publish, Purse.pay
+    site, copy, publish, pay = between.place / "site-2", tmp_path / "copy", FederatedServer.publish, SiteAccounts.pay
     notes, put = tmp_path / "notes", list[int]()
 
     def noted() -> Path:
@@ -321,7 +321,7 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
         if self.only is None and t == 1 and not asked:
             puts_back()
 
-    def paid(self: Purse, letter: Any, command: Any) -> Any:
+    def paid(self: SiteAccounts, letter: Any, command: Any) -> Any:
         found = pay(self, letter, command)
         if asked and command.t == 2 and 0 in command.terms:  # the letter to the third site has been written
             puts_back()
@@ -329,7 +329,7 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FederatedServer, "publish", published)
-        patch.setattr(Purse, "pay", paid)
+        patch.setattr(SiteAccounts, "pay", paid)
         ended = between.play()
     assert put == [2]
     assert any("site-2" in note and "has answered 2 rounds" in note for note in between.notes)
@@ -341,7 +341,7 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
 def test_without_the_signed_head_an_older_copy_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: the program as it was. A round is answered twice, with other bytes, and paid once."""
     monkeypatch.setattr(Witness, "check", lambda self, ledger, moved: set())
-    monkeypatch.setattr(Purse, "check_returned", lambda self, told: None)
+    monkeypatch.setattr(SiteAccounts, "check_returned", lambda self, told: None)
     server = Server(Federated(real(), tmp_path))
     folder, copy = server.member.folder, tmp_path / "copy"
     shutil.copytree(folder, copy)

@@ -21,8 +21,8 @@ from sordino.engine.site import Site
 from sordino.errors import WireError
 from sordino.sites.grpc_line import HEAD, PIECE, pieces
 from sordino.sites.grpc_server import Rpc
-from sordino.transport.desk import Desk
-from sordino.transport.message import DOMAIN, LENGTH, SIGNATURE, Letter, Letterhead, peek
+from sordino.transport.message import DOMAIN, LENGTH, SIGNATURE, Message, Signer, peek
+from sordino.transport.request_handler import RequestHandler
 from sordino.transport.run_events import RunEvent
 from tests.helpers.lines import (
     DAY,
@@ -282,13 +282,13 @@ def test_of_a_refused_letter_next_to_nothing_is_taken_in(name: str, status: str,
 # letters --------------------------------------------------------------------------------------------------------------
 
 SERVERS, OTHERS = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-SERVER = Letterhead("server", "run", "experiment", "agreement", SERVERS)
-MINE = Letterhead("a", "run", "experiment", "agreement", OTHERS, {"server": SERVERS.public_key()})
+SERVER = Signer("server", "run", "experiment", "agreement", SERVERS)
+MINE = Signer("a", "run", "experiment", "agreement", OTHERS, {"server": SERVERS.public_key()})
 SAID = {"do": "keep", "step": 3}
 BODIES = [b"first body", bytes(1000), b""]
 
 
-def written(by: Letterhead = SERVER, to: str = "a", stage: int = 0) -> bytes:
+def written(by: Signer = SERVER, to: str = "a", stage: int = 0) -> bytes:
     return by.write(to, stage, SAID, BODIES)
 
 
@@ -341,22 +341,22 @@ def nobody(stage: int) -> Site:
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_letter_that_is_not_believed_reaches_no_client(why: str) -> None:
     letter, code = REFUSED[why]
-    answer = read_answer(Letterhead("server", "run", "experiment", "agreement").read(to_server(letter)).head.said)
+    answer = read_answer(Signer("server", "run", "experiment", "agreement").read(to_server(letter)).head.said)
     assert isinstance(answer, Refused)
     assert answer.code == code
 
 
 def to_server(letter: bytes) -> bytes:
     """What a desk answers, as if it had been asked by the server."""
-    answer = Desk(MINE, nobody).answer(letter)
+    answer = RequestHandler(MINE, nobody).answer(letter)
     head = peek(answer)
-    return Letterhead("a", "run", "experiment", "agreement").write("server", head.stage, head.said)
+    return Signer("a", "run", "experiment", "agreement").write("server", head.stage, head.said)
 
 
 def test_a_letter_that_is_believed_reaches_its_clients() -> None:
     """The positive control: this command has no bodies, so it is written without."""
     with pytest.raises(Reached):
-        Desk(MINE, nobody).answer(SERVER.write("a", 0, SAID))
+        RequestHandler(MINE, nobody).answer(SERVER.write("a", 0, SAID))
 
 
 def damaged(draw: random.Random) -> bytes:
@@ -394,7 +394,7 @@ def test_damaged_letters_are_refused_or_the_same(many: int, known: bool) -> None
         except WireError:
             continue
         accepted += 1
-        assert isinstance(found, Letter)
+        assert isinstance(found, Message)
         assert not known or letter == GOOD
     assert accepted < many / 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KB

@@ -28,11 +28,11 @@ from sordino.sites import grpc_server as rpc
 from sordino.sites import join as joining
 from sordino.sites import serve as serving
 from sordino.transport import message as letter
-from sordino.transport import shelf
-from sordino.transport.message import Heading, Letterhead
+from sordino.transport import reply_store
+from sordino.transport.message import Heading, Signer
 from sordino.types import Terms
 
-MODULES = attending, grpc_line, joining, letter, rpc, serving, shelf, wire  # in which limits stand
+MODULES = attending, grpc_line, joining, letter, rpc, serving, reply_store, wire  # in which limits stand
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
 KEY = Ed25519PrivateKey.generate()
@@ -73,7 +73,7 @@ def test_a_parser_from_the_page_reads_a_letter_and_what_is_in_it() -> None:
     sent = {"w": torch.arange(6, dtype=torch.float32).reshape(2, 3), "x": torch.tensor([1.5, 2.5], dtype=torch.float64)}
     body = wire.encode(wire.Header("run-1", "ab" * 32, 4, -1, "down"), sent)
     command = Round(4, {7: Terms(largest=9, multiplier=1.25)})
-    own = Letterhead("server", "run-1", "ab" * 32, "cd" * 32, KEY)
+    own = Signer("server", "run-1", "ab" * 32, "cd" * 32, KEY)
     written = own.write("hospital-a", 2, asdict(command), [body, b"more"], ledger="12:" + "0" * 64)
     head, bodies = letter_of(written, KEY.public_key())
     assert (head["run"], head["stage"], head["sender"], head["to"]) == ("run-1", 2, "server", "hospital-a")
@@ -159,7 +159,7 @@ def test_the_keys_of_heads_terms_and_headers_are_there() -> None:
 def test_the_codes_are_raised_where_letters_and_messages_are_read() -> None:
     section = PAGE.partition("Codes of a letter")[2]
     codes = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", section))
-    places = ("transport/message.py", "transport/desk.py", "engine/wire.py", "engine/commands.py")
+    places = ("transport/message.py", "transport/request_handler.py", "engine/wire.py", "engine/commands.py")
     source = "".join((ROOT / "sordino" / place).read_text() for place in places)
     for code in codes:
         what = code.removeprefix("other-").removeprefix("foreign-")

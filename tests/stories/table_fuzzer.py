@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sordino.algorithms import all_algorithms
 from sordino.budget.schedules import SCHEDULES
-from sordino.config import Chaos, Data, EvaluationSettings, Privacy, Slow, data_sources
+from sordino.config import Chaos, Data, EvaluationSettings, Privacy, SlowClients, data_sources
 from sordino.config.gates import READERS, STAGES
 from sordino.partition.schemes import SCHEMES
 from sordino.sampling.by_budget import COHORTS
@@ -34,7 +34,7 @@ def table(rng: random.Random) -> Table:
         "algorithm": _chosen(all_algorithms(), rng),
         "privacy": _some(Privacy, rng, 0.05) | ({"epsilon": rng.choice([0.5, 4.0, 50.0])} if rng.random() < 0.3 else {}),
         "evaluation": _some(EvaluationSettings, rng, 0.04),
-        "stragglers": _some(Slow, rng, 0.05),
+        "stragglers": _some(SlowClients, rng, 0.05),
         "chaos": _some(Chaos, rng, 0.05),
         "engine": {"executor": rng.choice(["auto", "loop", "stack", "pooled"])},
     }  # fmt: skip

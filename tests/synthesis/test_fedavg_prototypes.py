@@ -24,7 +24,7 @@ from sordino.privacy.readers.episodes import OpenEpisode, draw
 from sordino.privacy.readers.open import Open
 from sordino.tasks.personalise import NearestMean, Shared, distances, episode_loss, finetune, plain, proto
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Params, Shard, Work
+from sordino.types import Examples, Grant, LocalWork, Params, Shard
 
 FEATURES, CLASSES = 5, 4
 DRAWS = keys.bits(keys.root(1), 64)
@@ -261,7 +261,7 @@ def parts_of(episode: Any) -> tuple[Examples, Examples]:
 @pytest.mark.parametrize(("n", "batch", "each"), [(40, 8, 8), (16, 8, 8), (15, 8, 7), (21, 50, 10), (2, 50, 1)])
 def test_two_batches_a_step_and_half_of_the_rows_where_there_are_fewer(n: int, batch: int, each: int) -> None:
     data = Examples(torch.arange(n).double()[:, None], torch.arange(n) % 2)
-    seen = [parts_of(e) for e in opened(data).episodes(Work(None, 5, batch), keys.root(1))]
+    seen = [parts_of(e) for e in opened(data).episodes(LocalWork(None, 5, batch), keys.root(1))]
     assert len(seen) == 5
     for support, query in seen:
         assert len(support.y) == len(query.y) == each
@@ -270,7 +270,7 @@ def test_two_batches_a_step_and_half_of_the_rows_where_there_are_fewer(n: int, b
         assert torch.equal(data.y[rows], torch.cat([support.y, query.y]))
     if n > 15:
         assert len({tuple(support.x.flatten().tolist()) for support, _ in seen}) > 1  # drawn afresh at every step
-    again = [parts_of(e) for e in opened(data).episodes(Work(None, 5, batch), keys.root(1))]
+    again = [parts_of(e) for e in opened(data).episodes(LocalWork(None, 5, batch), keys.root(1))]
     assert all(
         torch.equal(a.x, b.x) for one, two in zip(seen, again, strict=True) for a, b in zip(one, two, strict=True)
     )
@@ -280,7 +280,7 @@ def test_two_batches_a_step_and_half_of_the_rows_where_there_are_fewer(n: int, b
 def test_who_has_one_class_or_one_example_has_no_episode(labels: list[int]) -> None:
     data = Examples(torch.zeros(len(labels), 2), torch.tensor(labels, dtype=torch.int64))
     with pytest.raises(DataError) as refusal:
-        next(iter(opened(data, client=7).episodes(Work(None, 1, 2), keys.root(1))))
+        next(iter(opened(data, client=7).episodes(LocalWork(None, 1, 2), keys.root(1))))
     assert refusal.value.code == "no-episode"
     assert "client 7" in refusal.value.what
 
@@ -291,7 +291,7 @@ def test_a_client_without_an_episode_is_refused_aloud_only_where_nothing_is_priv
     own, loud = Examples(torch.zeros(len(labels), 2), torch.tensor(labels)), Grant(0, 4, 4, Counter(1))
     task = net("any")[0]
     with pytest.raises(DataError) as refusal:
-        next(iter(Open().open(own, loud, task).episodes(Work(None, 2, 1), keys.root(1))))
+        next(iter(Open().open(own, loud, task).episodes(LocalWork(None, 2, 1), keys.root(1))))
     assert refusal.value.code == "no-episode"
-    quiet = Open().open(own, replace(loud, multiplier=1.0), task).episodes(Work(None, 2, 1), keys.root(1))
+    quiet = Open().open(own, replace(loud, multiplier=1.0), task).episodes(LocalWork(None, 2, 1), keys.root(1))
     assert list(quiet) == []

@@ -19,7 +19,7 @@ from sordino.runs.simulation import simulated
 from sordino.tasks.augment import PAD, crop_flip
 from sordino.tasks.nets import NETS
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Params, Work
+from sordino.types import Examples, Grant, LocalWork, Params
 from tests.privacy.doubles import Coupled
 
 CLASSES, SIDE, N = 4, 16, 5
@@ -233,7 +233,7 @@ def test_a_missing_image_moves_the_sum_by_one_clip_at_most(sampling: Any, monkey
 
     def total(examples: Examples) -> Params:
         shard = reader.open(examples, Grant(0, 20, 20, Coupled(0.0), 1.0), task)
-        (one,) = shard.batches(Work(None, 1, None), keys.root(2))
+        (one,) = shard.batches(LocalWork(None, 1, None), keys.root(2))
         return {name: 20 * dense(g) for name, g in one.grad(task.losses, params).items()}
 
     def moved() -> float:

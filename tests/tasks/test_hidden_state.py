@@ -25,7 +25,7 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks import hidden_state as memory
 from sordino.tasks.losses import Loss
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Work
+from sordino.types import Examples, Grant, LocalWork
 from tests.privacy.doubles import Still
 
 CLASSES, DIM, WIDTH, N, CLIP = 3, 4, 8, 24, 1.0
@@ -182,7 +182,7 @@ def rows(first: float) -> Examples:
 
 def total(task: Classification, held: Examples, losses: Any = None) -> Tensor:
     shard = NoisyGradient(CLIP).open(held, Grant(0, N, N, Still(), 1.0), task)
-    (batch,) = shard.batches(Work(1, None, None), keys.root(5))
+    (batch,) = shard.batches(LocalWork(1, None, None), keys.root(5))
     return tree.flat(batch.grad(losses or task.losses, task.init(keys.root(3)))) * N
 
 
@@ -231,7 +231,7 @@ def test_an_episode_writes_to_no_parameter() -> None:
         return task.losses(params, support.x, support.y, draws[: len(support.y)]).mean()
 
     shard = unit.open(rows(0.1), Grant(0, N, N, Still(), 1.0), task)
-    (episode,) = shard.episodes(Work(None, 1, None), keys.root(5))
+    (episode,) = shard.episodes(LocalWork(None, 1, None), keys.root(5))
     with pytest.raises(UnsoundGuarantee, match=r"first\.bias"):
         episode.grad(loss, params)
 
@@ -320,7 +320,7 @@ def test_a_model_that_has_diverged_is_not_taken_for_one_that_is_written_to() -> 
     (batch,) = (
         NoisyGradient(CLIP)
         .open(rows(0.1), Grant(0, N, N, Still(), 1.0), task)
-        .batches(Work(1, None, None), keys.root(5))
+        .batches(LocalWork(1, None, None), keys.root(5))
     )
     assert not any(bool(g.any()) for g in batch.grad(task.losses, params).values())
 

@@ -214,7 +214,7 @@ def test_weights_by_name_are_in_the_order_of_the_classes() -> None:
 
 def test_a_bound_for_plain_cross_entropy_is_not_used_for_a_weighted_one() -> None:
     from sordino.privacy.readers.convex_stable import ConvexStable
-    from sordino.types import Work
+    from sordino.types import LocalWork
 
     problem = problem_of(TASKS["weighted"][0])
     inputs = InputSettings("logistic", (WIDE,), (0.0,) * WIDE, (1.0,) * WIDE)
@@ -223,9 +223,9 @@ def test_a_bound_for_plain_cross_entropy_is_not_used_for_a_weighted_one() -> Non
         NETS["logistic"]((WIDE,), 3, radius=2.0), inputs, None, CLASSES
     )
     reader = ConvexStable(radius=2.0, lr=0.1)
-    reader.check(Work(1, None, None), plain)
+    reader.check(LocalWork(1, None, None), plain)
     with pytest.raises(UnsoundGuarantee) as refused:
-        reader.check(Work(1, None, None), weighted)
+        reader.check(LocalWork(1, None, None), weighted)
     assert refused.value.code == "convex-needs-bounded-logistic"
 
 

@@ -29,7 +29,7 @@ from sordino.receipts.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, in_processes, simulated
 from sordino.transport.carrier import Arrived
-from sordino.transport.message import Letterhead
+from sordino.transport.message import Signer
 from sordino.transport.pipes import FRAME, LARGEST, Pipes, read, write
 from sordino.transport.sites import Patience, Sites, _scores
 from sordino.types import Terms
@@ -263,12 +263,12 @@ def test_what_one_client_is_told_goes_to_it_alone() -> None:
 
         def desk(letter: bytes) -> bytes:
             letters.append(letter)
-            return Letterhead("0", "run").write("", 0, {"do": "answered", "clients": []})
+            return Signer("0", "run").write("", 0, {"do": "answered", "clients": []})
 
-        own = Letterhead("", "run")
+        own = Signer("", "run")
         sites = Sites(InProcess({"0": desk}), own, 0, {"0": range(3)}, lambda t: header, told, most=1)
         list(sites(0, {"labels": labels}, {0: Terms(), 2: Terms()}).uploads)
-        return [bytes(body) for letter in letters for body in Letterhead("0", "run").read(letter).bodies]
+        return [bytes(body) for letter in letters for body in Signer("0", "run").read(letter).bodies]
 
     own = sent(lambda down, k: {"labels": down["labels"][k : k + 1]})
     for message, k in zip(own, (0, 2), strict=True):
@@ -318,7 +318,7 @@ def test_what_is_no_frame_or_was_not_asked_for_ends_the_process(data: bytes) -> 
 
 def test_what_comes_late_is_thrown_away_unless_it_is_a_failure(quick_workers: None) -> None:
     """A round goes on without a process that is silent; it is asked nothing until it has answered."""
-    own, there = Letterhead("", "run"), Letterhead("0", "run")
+    own, there = Signer("", "run"), Signer("0", "run")
     answer = there.write("", 0, {"do": "answered", "clients": []})
     refusal = there.write("", 0, {"do": "refused", "what": "it failed", "own": True})
     for late, error in ((answer, None), (refusal, OwnCodeError)):

@@ -18,7 +18,7 @@ from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
 from sordino.attacks.gradient_matching import gradient
-from sordino.attacks.member_inference import TwoSides, by_area
+from sordino.attacks.member_inference import MemberScores, by_area
 from sordino.attacks.reconstruction import NOTHING
 from sordino.keys import Key
 from sordino.results.attack_file import AttackFinding
@@ -50,14 +50,14 @@ class Brightness(Attack, name="brightness"):
             return self.untried(run, NOTHING)
         return by_area(self.untried(run, ""), seen, control, "clients with the property")
 
-    def _sides(self, run: AttackedRun, bare: bool) -> TwoSides:
+    def _sides(self, run: AttackedRun, bare: bool) -> MemberScores:
         scores, truth = [torch.empty(0, dtype=torch.float64)], list[bool]()
         for replay in range(REPLAYS):
             if len(truth) < UPLOADS and (told := run.sided(bare, replay, self.much)):
                 scores.append(torch.nan_to_num(self.score([view for view, _ in told]).double(), 0.0))
                 truth += [coin for _, coin in told]
         every, has = torch.cat(scores), torch.tensor(truth, dtype=torch.bool)
-        return TwoSides(every[has], every[~has])
+        return MemberScores(every[has], every[~has])
 
     def much(self, images: Tensor) -> Tensor:
         """Brightness of each of these images [n, c, h, w]."""

@@ -18,9 +18,9 @@ from sordino.accounting.facts import epsilon_text
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, pictures
 from sordino.attacks.gradient_matching import gradient
-from sordino.attacks.member_inference import TwoSides, with_verdict
+from sordino.attacks.member_inference import MemberScores, with_verdict
 from sordino.audits.lower_bounds import Outputs, tuned
-from sordino.audits.replay import Heard, Rounds
+from sordino.audits.replay import RecordedRound, Rounds
 from sordino.privacy.readers.beside_public import taken
 from sordino.results.attack_file import AttackFinding, BesideGuess
 from sordino.types import Examples, Params
@@ -60,14 +60,14 @@ class Canary(Attack, name="canary"):
             return found.beside(verdict="broken", why="more is lost than is claimed")
         return found
 
-    def _sides(self, played: CanaryGame, trials: int) -> TwoSides:
+    def _sides(self, played: CanaryGame, trials: int) -> MemberScores:
         towards = tree.flat(played.towards()).double()
         towards = -towards / towards.square().sum().clamp_min(1e-300)
 
         def scores(with_: bool) -> Tensor:
             return torch.stack([tree.flat(played.release(with_, i)).double() @ towards for i in range(trials)])
 
-        return TwoSides(scores(True), scores(False))
+        return MemberScores(scores(True), scores(False))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class CanaryGame:
     """The distinguishing game with and without the canary, under the run's clip and noise or without protection."""
 
     rounds: Rounds  # that stand before the attacked one
-    heard: Heard  # its messages
+    heard: RecordedRound  # its messages
     client: int
     sides: tuple[Examples, Examples]  # the client's rows without the canary, and with it
     canary: Examples

@@ -12,7 +12,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.optional import Estimates
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.poisoned import LiarsView
+from sordino.attacks.poisoned import MaliciousView
 from sordino.attacks.poisoning import NO_SINGLE, OFTEN, Poisoning, accuracy, boosted, harm
 from sordino.privacy.readers.beside_public import taken
 from sordino.results.attack_file import BesideGuess, Verdict
@@ -33,7 +33,7 @@ class LabelFlip(Poisoning, name="label_flip"):
     def rows(self, own: Examples, classes: int) -> Examples:
         return own._replace(y=classes - 1 - own.y)
 
-    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: MaliciousView, run: AttackedRun) -> Tree:
         return boosted(upload, moment)
 
 
@@ -48,7 +48,7 @@ class SignFlip(Poisoning, name="sign_flip"):
 
     strength: float = 10.0
 
-    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: MaliciousView, run: AttackedRun) -> Tree:
         return tree.scale(-self.strength, upload)
 
 
@@ -63,7 +63,7 @@ class Scaling(Poisoning, name="scaling"):
 
     strength: float = 1000.0
 
-    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: MaliciousView, run: AttackedRun) -> Tree:
         return tree.scale(self.strength, upload)
 
 
@@ -85,7 +85,7 @@ class ModelReplacement(Poisoning, name="model_replacement"):
         same = encoded == [leaf.shape for leaf in tree.leaves(zero)]
         return super().unfit(run) or ("" if told and same else NO_SINGLE)
 
-    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: MaliciousView, run: AttackedRun) -> Tree:
         target = run.setup.task.init(keys.word(keys.fold(run.key, "replacement")))
         way = tree.scale(moment.boost * moment.weight, tree.sub(target, moment.model))
         change = moment.change(upload)
@@ -118,7 +118,7 @@ class Backdoor(Poisoning, name="backdoor"):
         x = torch.where(where.view(-1, 1, 1, 1), marked(own.x), own.x)
         return own._replace(x=x, y=torch.where(where, self.target, own.y))
 
-    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: MaliciousView, run: AttackedRun) -> Tree:
         return boosted(upload, moment)
 
     def beside(self, run: AttackedRun, own: Params, clean: Params, plain: Params) -> tuple[BesideGuess, ...]:

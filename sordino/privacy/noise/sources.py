@@ -119,7 +119,7 @@ class System:
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
 
 
-class Kept(System):
+class RepeatedNoise(System):
     """Noise from a client's own secret, the same whenever it is drawn: for data that a client randomises once in a run,
     such as its images, and must repeat exactly after a crash.
     """
@@ -129,7 +129,7 @@ class Kept(System):
         self._stream = Cipher(algorithms.ChaCha20(secret, bytes(16)), mode=None).encryptor()
 
     def child(self, *parts: int | str) -> NoiseSource:
-        return Kept(hmac.digest(self._secret, json.dumps(parts).encode(), "sha256"))
+        return RepeatedNoise(hmac.digest(self._secret, json.dumps(parts).encode(), "sha256"))
 
     def _words(self, count: int) -> NDArray[np.uint64]:
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
@@ -164,4 +164,4 @@ def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSour
             fix="put private/clients.secret back from your copy, or start a new run",
             code="no-secret",
         )
-    return Kept(secret).child("one of", client)
+    return RepeatedNoise(secret).child("one of", client)

@@ -15,7 +15,7 @@ import torch
 from sordino import keys, tree
 from sordino.errors import PrivacyError
 from sordino.keys import Key
-from sordino.types import Batch, EpisodeLoss, Examples, Params, Tensor, Work
+from sordino.types import Batch, EpisodeLoss, Examples, LocalWork, Params, Tensor
 
 # how public rows come beside sealed ones: in one shuffled pile; half of every batch; or so many in every step
 How = Literal["union", "half"] | int
@@ -59,7 +59,7 @@ def taken(examples: Examples, rows: Tensor) -> Examples:
     return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
 
 
-def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
+def piles(own: int, public: int, work: LocalWork, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
     """The client's own rows and the public rows of each batch; every epoch shuffles the two together."""
     size = work.batch(own + public)
     for order, count in epochs(own + public, work, key):
@@ -68,7 +68,7 @@ def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor,
             yield rows[rows < own], rows[rows >= own] - own
 
 
-def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
+def epochs(size: int, work: LocalWork, key: Key) -> Iterator[tuple[Tensor, int]]:
     """Shuffled rows of each epoch, with the number of batches to take from them. The last batch of an epoch may be
     shorter.
     """
@@ -88,11 +88,11 @@ def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
         left = left[each:]
 
 
-def halved(work: Work, size: int, how: How) -> tuple[Work, int]:
+def halved(work: LocalWork, size: int, how: How) -> tuple[LocalWork, int]:
     """The work on private rows, and the number of public rows beside each batch: half of the batch each (`how` "half"),
     as many as in the batch ("union"), or that many. The number of steps stays as it is without public rows.
     """
     batch = work.batch(size)
     if how == "half":
-        return Work(None, work.count(size), max(1, batch // 2)), max(1, batch // 2)
+        return LocalWork(None, work.count(size), max(1, batch // 2)), max(1, batch // 2)
     return work, batch if how == "union" else how

@@ -19,7 +19,7 @@ from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, alone, check_unread
 from sordino.privacy.uplink.stages import SLACK
-from sordino.types import Examples, Grant, Shard, Task, Tensor, Work
+from sordino.types import Examples, Grant, LocalWork, Shard, Task, Tensor
 
 ROWS = 256  # of a statistic at a time
 
@@ -61,7 +61,7 @@ class ClassSums(ClippedReader):
     def sensitivity(self) -> float:
         return self.clip * math.hypot(1, self.count)
 
-    def reads(self, work: Work, size: int) -> int:
+    def reads(self, work: LocalWork, size: int) -> int:
         return 1
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:

@@ -25,7 +25,7 @@ from sordino.keys import Key
 from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
 from sordino.privacy.readers.private_reader import NoisyReader, check_reservation, check_unread
-from sordino.types import Batch, Examples, Grant, Losses, Params, Shard, Task, Work
+from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Params, Shard, Task
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class ConvexStable(NoisyReader):
                 code="step-too-large-for-convexity",
             )
 
-    def reads(self, work: Work, size: int) -> int:
+    def reads(self, work: LocalWork, size: int) -> int:
         return 1
 
-    def check(self, work: Work, task: Task) -> None:
+    def check(self, work: LocalWork, task: Task) -> None:
         if work.batch_size is not None:
             raise UnsoundGuarantee(
                 f"convex_stable with batches of {work.batch_size}",
@@ -100,10 +100,10 @@ class StableShard(GradientsOnly[ConvexStable]):
     _read: bool = False
 
     def __post_init__(self) -> None:
-        work = Work(None, 1, None)
+        work = LocalWork(None, 1, None)
         self._reader.check(work, self._task)  # again: who opens a shard by hand has not asked
 
-    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+    def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]:
         """One batch. A straggler's smaller number of steps is ignored: the noise is sized for exactly these."""
         check_reservation(self._opened, 1, self._grant.reads, "examples")
         self._opened = True

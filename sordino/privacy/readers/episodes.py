@@ -32,13 +32,13 @@ from sordino.types import (
     EpisodeLoss,
     Examples,
     Grant,
+    LocalWork,
     Neighbours,
     Params,
     Shard,
     Task,
     Tensor,
     Unit,
-    Work,
 )
 
 TRIES = 100
@@ -98,7 +98,7 @@ class OpenEpisode:
         return replayed(owner_of(loss), "episode", slopes, params, *self._support, *self._query, self._draws)
 
 
-def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
+def opened(examples: Examples, effort: LocalWork, grant: Grant, key: Key) -> Iterator[Episode]:
     """One open episode for each step; `batch_size` is the size of the support and of the query. A client that cannot
     form an episode is refused; under noise, where that must not show, it gets no episodes, and so sends the model that
     it received.
@@ -160,7 +160,7 @@ class CellGradient(ClippedReader):
     def because(self) -> tuple[str, ...]:
         return (ONE_EPISODE,) if self.sampling == "fresh" else (FIXED.format(self.cells),)
 
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+    def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
         cells = super().claims(work, size, multiplier)
         if self.sampling == "fresh":
             return cells
@@ -178,10 +178,10 @@ class CellGradient(ClippedReader):
         """The public number that the noisy sum is divided by."""
         return self.cells * (self.rate if self.sampling == "poisson" else 1)
 
-    def reads(self, work: Work, size: int) -> int:
+    def reads(self, work: LocalWork, size: int) -> int:
         return work.count(size)
 
-    def check(self, work: Work, task: Task) -> None:
+    def check(self, work: LocalWork, task: Task) -> None:
         super().check(work, task)
         if work.steps is None:
             raise ConfigError(
@@ -209,8 +209,8 @@ class CellShard(GuardedShard[CellGradient]):
             code="episodes-only",
         )
 
-    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
-        effort = work if self._grant.epochs is None else Work(None, self._grant.epochs, work.batch_size)
+    def episodes(self, work: LocalWork, key: Key) -> Iterator[Episode]:
+        effort = work if self._grant.epochs is None else LocalWork(None, self._grant.epochs, work.batch_size)
         reads = self._reader.reads(effort, self.size)
         check_reservation(self._opened, reads, self._grant.reads, "episodes")
         self._opened = True
@@ -219,7 +219,7 @@ class CellShard(GuardedShard[CellGradient]):
             cells = [(i, taken(self._examples, rows)) for i, rows in self._cells(effort, step, mine)]
             yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
 
-    def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Tensor]]:
+    def _cells(self, work: LocalWork, step: int, key: Key) -> Iterator[tuple[int, Tensor]]:
         """The cells chosen for this step, each with its number and its rows. Draws within a cell depend on its number
         only, not on which others were chosen.
         """

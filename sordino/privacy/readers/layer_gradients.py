@@ -41,7 +41,7 @@ def only(finite: Tensor | None, rows: Tensor) -> Tensor:
 
 
 @dataclass
-class Outer:
+class OuterProduct:
     """A linear layer on vectors: the gradient of example n is the outer product of g[n] and a[n]."""
 
     a: Tensor  # [n, in]
@@ -148,7 +148,7 @@ class Lookup:
 def _linear(module: nn.Module, a: Tensor, g: Tensor) -> Side:
     assert isinstance(module, nn.Linear)
     if a.dim() == 2:
-        return Outer(a, g, module.bias is not None)
+        return OuterProduct(a, g, module.bias is not None)
     return Positions(a.flatten(1, -2).mT, g.flatten(1, -2).mT, module.weight.shape, module.bias is not None)
 
 
@@ -182,7 +182,7 @@ def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> Lookup:
     return Lookup(a.flatten(1), g.flatten(1, -2), module)
 
 
-Side: TypeAlias = Outer | Positions | Elementwise | Lookup
+Side: TypeAlias = OuterProduct | Positions | Elementwise | Lookup
 RULES: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], Side]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,

@@ -30,15 +30,15 @@ from sordino.types import (
     Claim,
     Examples,
     Grant,
+    LocalWork,
     Losses,
     Offer,
     Params,
     Reader,
     Shard,
-    Stated,
+    StatedEpsilon,
     Task,
     Tensor,
-    Work,
 )
 
 UNBOUNDED = "noised gradients whose clip follows the data"
@@ -58,16 +58,16 @@ class MedianClip(Reader):
     def offer(self) -> Offer | None:
         return None
 
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+    def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
         why = (RAW_MEDIAN, PER_LAYER, NOT_STEPS)
         return Claim.to_everyone("example", "replace", NonPrivate(UNBOUNDED), "nominal", why)
 
-    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> StatedEpsilon:
         """Epsilon as published (the leading term of its composition), and the exact epsilon of the same releases."""
         releases = math.sqrt(self.rate * rounds) / self.sigma
-        return Stated(scaffold_epsilon(rounds, delta, self.sigma, self.rate), epsilon_of(releases, delta))
+        return StatedEpsilon(scaffold_epsilon(rounds, delta, self.sigma, self.rate), epsilon_of(releases, delta))
 
-    def reads(self, work: Work, size: int) -> int:
+    def reads(self, work: LocalWork, size: int) -> int:
         return work.count(size)
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
@@ -82,7 +82,7 @@ class MedianShard(GradientsOnly[MedianClip]):
     def size(self) -> int:
         return len(self._examples.y)
 
-    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+    def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]:
         mine, step = effort(work, self._grant), 0
         for order, count in epochs(self.size, mine, key):
             for rows in torch.split(order, mine.batch(self.size))[:count]:

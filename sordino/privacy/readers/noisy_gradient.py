@@ -30,7 +30,7 @@ from sordino.privacy.readers.private_reader import (
     check_reservation,
     check_unread,
 )
-from sordino.types import Batch, Examples, Grant, Losses, Neighbours, Params, Shard, Task, Tensor, Work
+from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Neighbours, Params, Shard, Task, Tensor
 
 Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
 ONE_SUBSET = "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it"
@@ -104,15 +104,15 @@ class NoisyGradient(ClippedReader):
         # a subset's noise was sized for clip/|subset|; replacing a record moves the mean by twice that
         return super().event(multiplier / 2 if self.sampling == "fixed_subset" else multiplier)
 
-    def reads(self, work: Work, size: int) -> int:
+    def reads(self, work: LocalWork, size: int) -> int:
         return (work.epochs or 1) if self.sampling == "fixed_batches" else work.count(size)
 
-    def touched(self, work: Work, size: int) -> float:
+    def touched(self, work: LocalWork, size: int) -> float:
         if self.sampling in ("poisson", "fixed_subset"):
             return work.count(size) * self.rate * size
         return super().touched(work, size)
 
-    def check(self, work: Work, task: Task) -> None:
+    def check(self, work: LocalWork, task: Task) -> None:
         super().check(work, task)
         if self.sampling == "full" and work.batch_size is not None:
             raise UnsoundGuarantee(
@@ -184,7 +184,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
     _opened: bool = False
     _read: set[int] = field(default_factory=set)
 
-    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+    def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]:
         mine = effort(work, self._grant)
         check_reservation(self._opened, self._reader.reads(mine, self.size), self._grant.reads, "examples")
         self._opened = True
@@ -195,7 +195,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
     def public(self) -> Examples | None:
         return self._grant.public
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
+    def mixed(self, work: LocalWork, key: Key, how: How) -> Iterator[BesidePublic]:
         """Noisy batches, and beside each of them public rows, which need no noise."""
         public = self._grant.public
         assert public is not None, "only who was given public examples mixes them with its own"
@@ -205,14 +205,14 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             draws = keys.bits(keys.fold(key, "beside", step), each)
             yield BesidePublic(batch, taken(public, others), None, draws)
 
-    def _rows(self, work: Work) -> Iterator[Tensor]:
+    def _rows(self, work: LocalWork) -> Iterator[Tensor]:
         """Rows of each read. They are drawn among as many positions as the client has announced; positions without a
         row are left out.
         """
         for places in self._places(work):
             yield places[places < len(self._examples.y)]
 
-    def _places(self, work: Work) -> Iterator[Tensor]:
+    def _places(self, work: LocalWork) -> Iterator[Tensor]:
         n, reader = self.size, self._reader
         if reader.sampling == "fixed_batches":
             for _ in range(work.epochs or 1):

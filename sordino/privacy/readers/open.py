@@ -17,17 +17,17 @@ from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, hal
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened
 from sordino.tree import Tree
-from sordino.types import Claim, Episode, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Tensor, Work
+from sordino.types import Claim, Episode, Examples, Grant, LocalWork, Losses, Offer, Params, Reader, Shard, Task, Tensor
 
 OPEN = "gradients of single examples are used as they are"
 FEW = 2_000_000  # numbers of one client that are made ready together
 
 
-def effort(work: Work, grant: Grant) -> Work:
+def effort(work: LocalWork, grant: Grant) -> LocalWork:
     """A client's work in this round: the planned work, or less where it is a straggler."""
     if grant.part is not None:
-        return Work(None, max(1, math.ceil(grant.part * work.count(grant.size))), work.batch_size)
-    return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)
+        return LocalWork(None, max(1, math.ceil(grant.part * work.count(grant.size))), work.batch_size)
+    return work if grant.epochs is None else LocalWork(grant.epochs, None, work.batch_size)
 
 
 # Open -----------------------------------------------------------------------------------------------------------------
@@ -40,10 +40,10 @@ class Open(Reader):
     def offer(self) -> Offer | None:
         return None
 
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+    def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
         return Claim.to_everyone("example", "replace", NonPrivate(OPEN), "none", (OPEN,))
 
-    def reads(self, work: Work, size: int) -> int:
+    def reads(self, work: LocalWork, size: int) -> int:
         return 0
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
@@ -65,7 +65,7 @@ class OpenShard:
     def size(self) -> int:
         return len(self._examples.y)
 
-    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+    def episodes(self, work: LocalWork, key: Key) -> Iterator[Episode]:
         return opened(self._examples, effort(work, self._grant), self._grant, key)
 
     def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
@@ -84,7 +84,7 @@ class OpenShard:
         first, second = (replace(self, _examples=taken(self._examples, rows)) for rows in parts)
         return first, second
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
+    def mixed(self, work: LocalWork, key: Key, how: How) -> Iterator[BesidePublic]:
         public = self._grant.public
         assert public is not None, "only who was given public examples mixes them with its own"
         mine, many = effort(work, self._grant), len(public.y)
@@ -99,10 +99,10 @@ class OpenShard:
             draws = keys.bits(keys.fold(key, "draw", step), len(batch._rows) + each)
             yield BesidePublic(batch, taken(public, others), batch._raw, draws)
 
-    def batches(self, work: Work, key: Key) -> Iterator[OpenBatch]:
+    def batches(self, work: LocalWork, key: Key) -> Iterator[OpenBatch]:
         return self._batches(effort(work, self._grant), key)
 
-    def _batches(self, mine: Work, key: Key) -> Iterator[OpenBatch]:
+    def _batches(self, mine: LocalWork, key: Key) -> Iterator[OpenBatch]:
         step, (x, y) = 0, self._examples
         n, size, few = self.size, mine.batch(self.size), x.numel() <= FEW
         ready: tuple[Ready, Tensor] | None = None

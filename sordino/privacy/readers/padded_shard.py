@@ -25,7 +25,7 @@ from sordino.keys import Key
 from sordino.privacy.readers.open import Open, effort
 from sordino.privacy.readers.private_reader import GuardedShard
 from sordino.tree import Tree
-from sordino.types import Examples, Losses, Params, Task, Tensor, Work
+from sordino.types import Examples, LocalWork, Losses, Params, Task, Tensor
 
 
 @dataclass
@@ -44,7 +44,7 @@ class PaddedShard(GuardedShard[Open]):
     def size(self) -> int:
         raise RuntimeError("clients of a stack have different sizes")
 
-    def batches(self, work: Work, key: Key) -> Iterator[PaddedBatch]:
+    def batches(self, work: LocalWork, key: Key) -> Iterator[PaddedBatch]:
         mine, (x, y) = effort(work, self._grant), self._examples
         if self._grant.part is not None:
             raise RuntimeError("a part of one's batches is another number of steps for each size")

@@ -29,6 +29,7 @@ from sordino.types import (
     Episode,
     Examples,
     Grant,
+    LocalWork,
     Neighbours,
     Offer,
     Reader,
@@ -37,7 +38,6 @@ from sordino.types import (
     Task,
     Tensor,
     Unit,
-    Work,
 )
 
 R = TypeVar("R", bound=Reader)
@@ -97,7 +97,7 @@ class NoisyReader(Reader):
         event: Event = self.mechanism.event(multiplier)
         return event if self.sampled is None else Poisson(self.sampled, event)
 
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+    def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
         event, reads = self.event(self.used(multiplier)), self.reads(work, size)
         event = Repeat(event, reads) if reads > 1 else event
         return Claim.to_everyone(self.unit, self.neighbours, event, self.status, self.because)
@@ -116,7 +116,7 @@ class ClippedReader(NoisyReader):
     def cut(self) -> float:
         return self.clip
 
-    def check(self, work: Work, task: Task) -> None:
+    def check(self, work: LocalWork, task: Task) -> None:
         check_apart(task)
 
 
@@ -140,13 +140,13 @@ class GuardedShard(ABC, Generic[R]):
         """The public number of examples, the same for all neighbouring data sets."""
         return self._grant.size
 
-    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+    def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]:
         raise self.refused("a batch")
 
-    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+    def episodes(self, work: LocalWork, key: Key) -> Iterator[Episode]:
         raise self.refused("an episode")
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
+    def mixed(self, work: LocalWork, key: Key, how: How) -> Iterator[BesidePublic]:
         raise self.refused("a batch beside public examples")
 
     def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:

@@ -23,7 +23,7 @@ from sordino.accounting.events import Event, NonPrivate, Once, Repeat, Response,
 from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.readers.open import Open
-from sordino.types import Claim, Examples, NoiseSource, Task, Tensor, Work
+from sordino.types import Claim, Examples, LocalWork, NoiseSource, Task, Tensor
 
 LABELS = "labels are used as they are"
 GIVEN = "the label is given, and how many images a client holds is public"
@@ -89,7 +89,7 @@ class Responses(Open):
             self.epsilon if self.of == "value" else rr.split_evenly(self.epsilon, self._values, self.delta, self.levels)
         )
 
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+    def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
         value = Response(self.each, self.levels)
         image: Event = Repeat(value, self._values)
         made = (
@@ -124,7 +124,7 @@ class Responses(Open):
         assert self.side is not None
         return rr.from_float(rr.pooled(x, self.side), self.levels, self.rounding)
 
-    def check(self, work: Work, task: Task) -> None:
+    def check(self, work: LocalWork, task: Task) -> None:
         if self.levels > 256:
             raise ConfigError(
                 f"levels is {self.levels}",

@@ -38,7 +38,7 @@ from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget,
 from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.uplink.stages import Clip, OneField, Stage, clip_factor
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Params, Stated, Tensor
+from sordino.types import Bound, Grant, Params, StatedEpsilon, Tensor
 
 OWN_NORM = (
     "the noise follows the data: the clip is the identity, so the sensitivity is unbounded and an update of "
@@ -67,7 +67,7 @@ class AsPublished(Stage, ABC):
         return Bound()
 
     @abstractmethod
-    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> StatedEpsilon:
         """The guarantee that the paper states for the client with the fewest records."""
 
 
@@ -132,12 +132,12 @@ class OwnNorm(AsPublished):
         place = int(keys.permutation(keys.fold(keys.root(self.levels), "levels"), self.levels)[client % self.levels])
         return self.mu[0] + (self.mu[1] - self.mu[0]) * place / (self.levels - 1)
 
-    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> StatedEpsilon:
         mu, setting = max(self.mu) if isinstance(self.mu, tuple) else self.mu, self._setting(records)
         if self.sigma is not None:
             total = limit_mu(setting.product, rounds * self.steps, self.sigma)
-            return Stated(epsilon_of(total, delta), epsilon_of(total, delta))
-        return Stated(epsilon_of(mu, delta), epsilon_of(composed(mu, rounds), delta))
+            return StatedEpsilon(epsilon_of(total, delta), epsilon_of(total, delta))
+        return StatedEpsilon(epsilon_of(mu, delta), epsilon_of(composed(mu, rounds), delta))
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -155,10 +155,10 @@ class UpdateLevel(OwnNorm):
     sigma: float | None = 0.45
     clip: float | None = 1.0
 
-    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> StatedEpsilon:
         assert self.sigma is not None
         total = prifedsync_mu(rounds, self.sigma, self._setting(records))
-        return Stated(epsilon_of(total, delta), epsilon_of(total, delta))
+        return StatedEpsilon(epsilon_of(total, delta), epsilon_of(total, delta))
 
 
 @dataclass(frozen=True)
@@ -244,11 +244,11 @@ class UserLevel(AsPublished):
             *(() if self.horizon else (EACH_ROUND,)),
         )
 
-    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> StatedEpsilon:
         each = [
             1 / udp_multiplier(self.horizon or t, self.epsilon, self.delta, self.rate) for t in range(1, rounds + 1)
         ]
-        return Stated(self.epsilon, epsilon_of(math.sqrt(self.rate * math.fsum(mu**2 for mu in each)), delta))
+        return StatedEpsilon(self.epsilon, epsilon_of(math.sqrt(self.rate * math.fsum(mu**2 for mu in each)), delta))
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class Beside(OneField, AsPublished):
     def reasons(self) -> tuple[str, ...]:
         return EXACT, *self._noise.reasons
 
-    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> StatedEpsilon:
         return self._noise.stated(rounds, delta, records)
 
     @property

@@ -42,11 +42,11 @@ def dashboard(
     """
     from sordino.receipts.folder import RunFolder
     from sordino.report.dashboard.http_server import Dashboard, new_token, token_of
-    from sordino.report.dashboard.run_state import Watched
+    from sordino.report.dashboard.run_state import WatchedRun
     from sordino.transport.tls import of_server
 
     RunFolder(run).check()
-    watched = Watched(run, evaluator)
+    watched = WatchedRun(run, evaluator)
     token, new = (None, False) if token_file is None else token_of(token_file)
     if token is None and evaluator and watched.real:
         token, new = new_token(), True

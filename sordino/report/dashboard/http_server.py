@@ -25,7 +25,7 @@ from sordino.receipts import private
 from sordino.report import frame
 from sordino.report.dashboard import page, prometheus
 from sordino.report.dashboard.page import AGAIN, Cursor, Listener, cursor
-from sordino.report.dashboard.run_state import EVERY, Watched
+from sordino.report.dashboard.run_state import EVERY, WatchedRun
 from sordino.transport.tls import Certificates
 
 TOKEN = 16  # bytes
@@ -52,10 +52,10 @@ class Dashboard(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, run: Watched, bind: str, tls: Certificates | None = None, token: str | None = None) -> None:
+    def __init__(self, run: WatchedRun, bind: str, tls: Certificates | None = None, token: str | None = None) -> None:
         host, port = _parted(bind)
         check(host, run, tls is not None, token is not None)
-        self.shown = Watched(run.folder) if run.evaluator else run  # for metrics, which go on to others
+        self.shown = WatchedRun(run.folder) if run.evaluator else run  # for metrics, which go on to others
         self.run, self.token, self.tls = run, token, None if tls is None else _context(tls)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.over = threading.Event()
@@ -227,7 +227,7 @@ class _Caller(BaseHTTPRequestHandler):
 # access --------------------------------------------------------------------------------------------------------
 
 
-def check(host: str, run: Watched, tls: bool, token: bool) -> None:
+def check(host: str, run: WatchedRun, tls: bool, token: bool) -> None:
     """Refuse an address that other machines reach without certificate and token."""
     if not _is_loopback(host) and not (tls and token):
         missing = " and ".join(name for name, there in (("certificate", tls), ("token", token)) if not there)

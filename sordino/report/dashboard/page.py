@@ -22,7 +22,7 @@ from sordino.metrics.rows import RoundRow, bytes_text
 from sordino.receipts.run_files import OfClient, Spending
 from sordino.report import frame, run_charts
 from sordino.report.charts import lines
-from sordino.report.dashboard.run_state import Now, Watched
+from sordino.report.dashboard.run_state import RunMoment, WatchedRun
 from sordino.report.frame import promises
 from sordino.results.markup import Html, cards, folded, joined, note, scrolled, tag
 from sordino.runs.listing import SiteNow
@@ -32,7 +32,7 @@ TOLD = 100  # events on a new page: the newest
 STATES = {"killed": "its process ended without saying so", "stopped": "it can go on from here"}
 
 
-def page(run: Watched, now: Now, cursor: str) -> str:
+def page(run: WatchedRun, now: RunMoment, cursor: str) -> str:
     """The whole page of a run as it stands."""
     experiment = run.run.experiment
     algorithm, clients = experiment.algorithm["name"], len(run.whole.public.sizes)
@@ -67,7 +67,7 @@ def script() -> str:
 # parts that change ----------------------------------------------------------------------------------------------------
 
 
-def regions(run: Watched, now: Now) -> dict[str, Html]:
+def regions(run: WatchedRun, now: RunMoment) -> dict[str, Html]:
     """The HTML of each changing part, by its name."""
     return {
         "status": _status(run, now),
@@ -78,7 +78,7 @@ def regions(run: Watched, now: Now) -> dict[str, Html]:
     }
 
 
-def _status(run: Watched, now: Now) -> Html:
+def _status(run: WatchedRun, now: RunMoment) -> Html:
     said = [STATES[now.state]] if now.state in STATES else []
     if now.rows:
         said.append(f"round {now.round} of {run.run.experiment.rounds}")
@@ -96,7 +96,7 @@ def _status(run: Watched, now: Now) -> Html:
     return joined([badge, " ", "; ".join(said), "." if said else "", f" {now.trouble}." if now.trouble else ""])
 
 
-def _cards(run: Watched, now: Now) -> Html:
+def _cards(run: WatchedRun, now: RunMoment) -> Html:
     rounds, last = run.run.experiment.rounds, last_scored(now.rows)
     found: list[tuple[str, str, str]] = []
     if now.rows or not (run.hides and run.of_site):
@@ -122,7 +122,7 @@ def _cards(run: Watched, now: Now) -> Html:
     return cards(found)
 
 
-def _charts(run: Watched, rows: Sequence[RoundRow]) -> Html:
+def _charts(run: WatchedRun, rows: Sequence[RoundRow]) -> Html:
     """The score and the traffic over rounds, where this reader may know them."""
     training = run.whole.phases[-1]
     model = measured_by(rows, training.algorithm, training.ways, run.run.experiment.evaluation.models)
@@ -131,7 +131,7 @@ def _charts(run: Watched, rows: Sequence[RoundRow]) -> Html:
     return drawn or note("There is nothing to draw yet, or nothing that may be shown.")
 
 
-def _sites(run: Watched, sites: Mapping[str, SiteNow] | None) -> Html:
+def _sites(run: WatchedRun, sites: Mapping[str, SiteNow] | None) -> Html:
     if sites is None:
         return tag(
             "p",
@@ -161,7 +161,7 @@ def _clock(at: str) -> Html:
     return tag("time", f"{at[11:19]} UTC", datetime=at) if at else Html("")
 
 
-def _spent(run: Watched, now: Now) -> Html:
+def _spent(run: WatchedRun, now: RunMoment) -> Html:
     if now.spending is None:
         return tag("p", "The ledger is being read." if not now.trouble else now.trouble)
     rows = promises(described(now.spending.guarantees, now.spending.simulated))
@@ -174,7 +174,7 @@ def _after(spending: Spending) -> str:
     return f"after {spending.rounds} release{'s' if spending.rounds != 1 else ''}"
 
 
-def _by_client(run: Watched, spending: Spending) -> Html:
+def _by_client(run: WatchedRun, spending: Spending) -> Html:
     clients = [client for client in spending.by_client if client.granted]
     if not clients:
         return Html("")
@@ -192,7 +192,7 @@ def _by_client(run: Watched, spending: Spending) -> Html:
     return folded(f"Client by client{some}", scrolled("Spent of what each client granted", columns, listed))
 
 
-def _client(run: Watched, one: OfClient) -> str:
+def _client(run: WatchedRun, one: OfClient) -> str:
     if one.client >= len(run.clients):
         return one.name or str(one.client)
     client = run.clients[one.client]
@@ -229,7 +229,7 @@ def _events(events: Sequence[RunEvent]) -> Html:
 # pieces ---------------------------------------------------------------------------------------------------------------
 
 
-def _notice(run: Watched) -> str:
+def _notice(run: WatchedRun) -> str:
     if run.real and not run.evaluator:
         return "This page holds what may be shown of this run. Scores are for its evaluator only (--evaluator)."
     if run.real:
@@ -264,7 +264,7 @@ class Cursor(NamedTuple):
         return cls() if found is None else cls(int(found[1]), int(found[2], 16))
 
 
-def cursor(now: Now, events: int | None = None) -> Cursor:
+def cursor(now: RunMoment, events: int | None = None) -> Cursor:
     """The cursor after so many events; by default after all of them."""
     events = len(now.events) if events is None else events
     last = now.events[:events][-1:]
@@ -277,9 +277,9 @@ class Listener:
     def __init__(self, at: Cursor) -> None:
         self.at = at
         self._regions: dict[str, str] = {}
-        self._seen: Now | None = None
+        self._seen: RunMoment | None = None
 
-    def more(self, run: Watched, now: Now) -> Iterator[str]:
+    def more(self, run: WatchedRun, now: RunMoment) -> Iterator[str]:
         """The messages that this browser lacks. Where the events that it has are not those of the run, it starts from
         the beginning.
         """

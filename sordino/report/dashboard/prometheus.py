@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from sordino.accounting.claims import Subject, standing
 from sordino.accounting.facts import delta_text
-from sordino.report.dashboard.run_state import Now, Watched
+from sordino.report.dashboard.run_state import RunMoment, WatchedRun
 from sordino.transport.run_events import RunEvent
 
 MEANINGS = {
@@ -31,7 +31,7 @@ MEANINGS = {
 }
 
 
-def metrics(run: Watched, now: Now) -> str:
+def metrics(run: WatchedRun, now: RunMoment) -> str:
     """The metrics of a run in the text format of Prometheus. All of them are gauges."""
     lines = list[str]()
     for name, rows in groupby(_found(run, now), key=itemgetter(0)):
@@ -42,7 +42,7 @@ def metrics(run: Watched, now: Now) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _found(run: Watched, now: Now) -> Iterator[tuple[str, dict[str, str], float]]:
+def _found(run: WatchedRun, now: RunMoment) -> Iterator[tuple[str, dict[str, str], float]]:
     yield "sordino_running", {}, now.state == "running"
     yield "sordino_readable", {}, not now.trouble
     yield "sordino_rounds_planned", {}, run.run.experiment.rounds

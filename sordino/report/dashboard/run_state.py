@@ -41,7 +41,7 @@ class SiteClient(Protocol):
     def name(self) -> str: ...
 
 
-class Now(NamedTuple):
+class RunMoment(NamedTuple):
     """State of a run at one moment, as far as its reader may see it."""
 
     state: str
@@ -97,14 +97,14 @@ class Spent:
 
 
 @dataclass
-class Watched:
+class WatchedRun:
     """A run folder, read again whenever its files have changed. `evaluator`: include its private folder."""
 
     folder: Path
     evaluator: bool = False
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _stamp: object = None
-    _now: Now = Now("")
+    _now: RunMoment = RunMoment("")
     _next: float = 0.0
 
     @cached_property
@@ -145,7 +145,7 @@ class Watched:
     def spent(self) -> Spent:
         return Spent(self.folder)
 
-    def look(self) -> Now:
+    def look(self) -> RunMoment:
         """The state of the run. Calls in quick succession get the same one."""
         with self._turn:
             if (begun := time.monotonic()) >= self._next:
@@ -163,14 +163,14 @@ class Watched:
         public = run.metrics_file, run.events_file, run.preparation_file, run.receipt_file, run.log_file
         return (*public, own.metrics_file, own.events_file) if self.sees_all else public
 
-    def _read(self, alive: bool, spending: Spending | None) -> Now:
+    def _read(self, alive: bool, spending: Spending | None) -> RunMoment:
         """The present state; where a file cannot be read, the last one with the reason."""
         try:
             return self._seen(alive, spending)
         except SordinoError as error:
             return self._now._replace(trouble=f"{error.what}: {error.why}" if error.why else error.what)
 
-    def _seen(self, alive: bool, spending: Spending | None) -> Now:
+    def _seen(self, alive: bool, spending: Spending | None) -> RunMoment:
         run = self.run
         all_rows, all_events = run.public_metrics(), (events if self.sees_all else public_events)(run)
         receipt = None
@@ -180,7 +180,7 @@ class Watched:
         rows = run.metrics() if self.sees_all else all_rows
         if self.hides and self.of_site:
             rows = []  # it has a row for each round that it was drawn for
-        return Now(
+        return RunMoment(
             state(run, alive, all_rows, all_events, receipt),
             rows,
             all_events,

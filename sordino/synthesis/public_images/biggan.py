@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sordino import keys
-from sordino.data.dataset import Array, Candidates, Wanted
+from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError
 from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
@@ -37,7 +37,7 @@ class BigGan:
     label: ClassVar[str] = "candidates of a GAN trained on ImageNet - not text-to-image output"
     pool: ClassVar[float] = 0.0
 
-    def build(self, wanted: Wanted) -> Candidates:
+    def build(self, wanted: ImageNeeds) -> Candidates:
         known = _ids(self.ids)
         texts = [_chosen(name, known, wanted) for name in wanted.classes]
         folder = model_folder(self.path, network=False, fetch=_nowhere)
@@ -107,7 +107,7 @@ def _range(part: object) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def _chosen(name: str, known: Mapping[str, list[int]], wanted: Wanted) -> tuple[str, ...]:
+def _chosen(name: str, known: Mapping[str, list[int]], wanted: ImageNeeds) -> tuple[str, ...]:
     ids = known.get(spoken(name).casefold())
     if not ids:
         raise ConfigError(

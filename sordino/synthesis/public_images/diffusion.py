@@ -13,7 +13,7 @@ import numpy as np
 
 from sordino import keys
 from sordino.accounting.events import Json
-from sordino.data.dataset import Array, Candidates, Wanted
+from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import COUNT, ConfigError, Range, extra
 from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
@@ -42,7 +42,7 @@ class Diffusers:
     def __post_init__(self) -> None:
         chosen(self.prompts)  # so that errors come before anything is drawn
 
-    def build(self, wanted: Wanted) -> Candidates:
+    def build(self, wanted: ImageNeeds) -> Candidates:
         with extra("diffusion", "these candidates", "missing-diffusion-extra"):
             from diffusers import DiffusionPipeline
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from sordino import keys
-from sordino.data.dataset import Array, Wanted
+from sordino.data.dataset import Array, ImageNeeds
 from sordino.errors import DataError
 from sordino.synthesis.public_images import pixels, store
 
@@ -31,7 +31,11 @@ class _Order(NamedTuple):
 
 
 def draw_all(
-    wanted: Wanted, texts: Sequence[Sequence[str]], depends: Mapping[str, object], batch: int, start: Callable[[], Draw]
+    wanted: ImageNeeds,
+    texts: Sequence[Sequence[str]],
+    depends: Mapping[str, object],
+    batch: int,
+    start: Callable[[], Draw],
 ) -> Drawn:
     """An image for every text, from the cache where possible. `depends`: everything that determines an image beside its
     text and seed; `start` loads the model, if any image is missing.
@@ -64,19 +68,19 @@ def draw_all(
     return Drawn([np.stack(of_class) for of_class in images], facts)
 
 
-def _order(wanted: Wanted, of: int, at: int, text: str, depends: Mapping[str, object]) -> _Order:
+def _order(wanted: ImageNeeds, of: int, at: int, text: str, depends: Mapping[str, object]) -> _Order:
     # keyed by the name of the class: its images do not depend on other classes
     key = keys.fold(wanted.key, "image", wanted.classes[of], at)
     seeds = tuple(keys.word(keys.fold(key, attempt)) for attempt in range(1 + REDRAWN))
     return _Order(of, text, seeds, store.name(prompt=text, seed=seeds[0], shape=wanted.shape, **depends))
 
 
-def _from_cache(wanted: Wanted, order: _Order) -> Array | None:
+def _from_cache(wanted: ImageNeeds, order: _Order) -> Array | None:
     stored = store.get(store.place(wanted.cache, "images", order.name)) if wanted.cache is not None else None
     return None if stored is None else np.frombuffer(stored, np.uint8).reshape(wanted.shape)
 
 
-def _drawn(orders: list[_Order], draw: Draw, wanted: Wanted) -> Iterator[Array]:
+def _drawn(orders: list[_Order], draw: Draw, wanted: ImageNeeds) -> Iterator[Array]:
     images: dict[int, Array] = {}
     todo = list(range(len(orders)))
     for attempt in range(1 + REDRAWN):

@@ -14,7 +14,7 @@ import numpy as np
 
 from sordino import keys
 from sordino.data import digits
-from sordino.data.dataset import Array, Candidates, Wanted
+from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import BELOW_ONE, NOT_NEGATIVE, ConfigError, DataError
 from sordino.synthesis.public_images import pixels
 from sordino.synthesis.public_images.store import PROXY, PUBLIC, gathered, spoken
@@ -32,7 +32,7 @@ class PublicSplit:
     label: ClassVar[str] = PUBLIC
     pool: ClassVar[float] = POOL
 
-    def build(self, wanted: Wanted) -> Candidates:
+    def build(self, wanted: ImageNeeds) -> Candidates:
         if wanted.pool is None:
             raise ConfigError(
                 "the source public_split has no public images",
@@ -69,7 +69,7 @@ class SklearnDigits:
     label: ClassVar[str] = PROXY
     pool: ClassVar[float] = 0.0
 
-    def build(self, wanted: Wanted) -> Candidates:
+    def build(self, wanted: ImageNeeds) -> Candidates:
         meant = [digit(name) for name in wanted.classes]
         if None in meant:
             raise ConfigError(
@@ -121,6 +121,11 @@ def _random_rows(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
 
 
 def proxies(
-    source: str, wanted: Wanted, images: Sequence[Array], wrong: Sequence[Array], label: str = PROXY, **more: object
+    source: str,
+    wanted: ImageNeeds,
+    images: Sequence[Array],
+    wrong: Sequence[Array],
+    label: str = PROXY,
+    **more: object,
 ) -> Candidates:
     return gathered(source, label, wanted, images, wrong=np.flatnonzero(np.concatenate(wrong)).tolist(), **more)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from sordino import keys
-from sordino.data.dataset import Array, Candidates, Wanted
+from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import DataError, extra
 from sordino.synthesis.public_images import pixels
 from sordino.synthesis.public_images.store import gathered
@@ -25,7 +25,7 @@ class Folder:
     label: ClassVar[str] = "candidates from a folder - where they come from is not known here"
     pool: ClassVar[float] = 0.0
 
-    def build(self, wanted: Wanted) -> Candidates:
+    def build(self, wanted: ImageNeeds) -> Candidates:
         root = Path(self.path).expanduser()
         found = [_files(root, of, name) for of, name in enumerate(wanted.classes)]
         chosen = [_some(files, wanted, name) for files, name in zip(found, wanted.classes, strict=True)]
@@ -59,13 +59,13 @@ def _files(root: Path, of: int, name: str) -> list[Path]:
     return files
 
 
-def _some(files: list[Path], wanted: Wanted, name: str) -> list[Path]:
+def _some(files: list[Path], wanted: ImageNeeds, name: str) -> list[Path]:
     """A random selection of as many files as are wanted; all if there are fewer."""
     order = keys.permutation(keys.fold(wanted.key, "folder", name), len(files))[: wanted.per_class]
     return [files[at] for at in sorted(order.tolist())]
 
 
-def _read(file: Path, wanted: Wanted) -> Array:
+def _read(file: Path, wanted: ImageNeeds) -> Array:
     with extra("data", "these candidates", "missing-data-extra"):
         from sordino.data.folders import content
         from sordino.data.image_files import channels_last, opened

@@ -18,7 +18,7 @@ import torch
 
 from sordino import keys
 from sordino.accounting.events import Json
-from sordino.data.dataset import Array, Candidates, Wanted, need
+from sordino.data.dataset import Array, Candidates, ImageNeeds, need
 from sordino.errors import BELOW_ONE
 from sordino.synthesis.public_images.embedded import digit, proxies, shows
 from sordino.synthesis.public_images.prompts import chosen, writers
@@ -72,7 +72,7 @@ class Procedural:
     def __post_init__(self) -> None:
         chosen(self.prompts)  # so that errors come before anything is drawn
 
-    def build(self, wanted: Wanted) -> Candidates:
+    def build(self, wanted: ImageNeeds) -> Candidates:
         classes, figures = wanted.classes, FIGURES
         need(len(classes) <= figures, "classes", f"be at most {figures} for procedural, which has no more figures")
         source = chosen(self.prompts)
@@ -86,7 +86,7 @@ class Procedural:
         return proxies("procedural", wanted, images, wrong, **writers(asked))
 
 
-def _drawn(texts: tuple[str, ...], shown: Array, wanted: Wanted, key: keys.Key) -> Array:
+def _drawn(texts: tuple[str, ...], shown: Array, wanted: ImageNeeds, key: keys.Key) -> Array:
     images = np.zeros((len(texts), *wanted.shape), np.uint8)
     for of in np.unique(shown).tolist():
         at = np.flatnonzero(shown == of)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sordino.data.dataset import DISCLOSED, Array, Candidates, Wanted
+from sordino.data.dataset import DISCLOSED, Array, Candidates, ImageNeeds
 from sordino.errors import DataError
 from sordino.ledger.files import atomic_write
 
@@ -65,7 +65,7 @@ def spoken(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
-def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: object) -> Candidates:
+def gathered(source: str, label: str, wanted: ImageNeeds, images: Sequence[Array], **more: object) -> Candidates:
     """Candidates from one array of images per class, with their manifest."""
     counts = [len(of_class) for of_class in images]
     x = np.concatenate([np.asarray(of_class, np.uint8).reshape(-1, *wanted.shape) for of_class in images])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.accounting.events import Json
-from sordino.algorithms.optional import Home, Known
+from sordino.algorithms.optional import Home, PublicFacts
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -99,7 +99,7 @@ class Recipe:
     published_diversity: bool = False  # 5,000, and 10,000 from a hundred classes on
     shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
 
-    def fitted(self, known: Known) -> Recipe:
+    def fitted(self, known: PublicFacts) -> Recipe:
         classes = known.classes
         made = replace(self, shape=generator_shape(self.kind, self.scenario, known.shape, classes))
         if self.published_diversity:
@@ -216,7 +216,7 @@ class Recipe:
 # shared by the phases -------------------------------------------------------------------------------------------------
 
 
-class Told(NamedTuple):
+class Broadcast(NamedTuple):
     x: Params
 
 
@@ -238,7 +238,7 @@ class Projects(Protocol):
     @property
     def project(self) -> int: ...
     @property
-    def known(self) -> Known | None: ...
+    def known(self) -> PublicFacts | None: ...
 
 
 def dimensions(phase: Projects, task: Task) -> int:

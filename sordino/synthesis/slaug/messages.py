@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sordino.algorithms.algorithm import Algorithm
-from sordino.algorithms.phases import Asked, DeviceSkill, RunNumbers
+from sordino.algorithms.phases import Asked, DeviceScores, RunNumbers
 from sordino.ledger.books import HANDED, TRAINING
 from sordino.synthesis.generators import nets
 from sordino.synthesis.slaug.training import Calibrated
@@ -75,11 +75,11 @@ class Asking(NamedTuple):
     log: Tensor  # of its training
 
 
-class Wish(NamedTuple):
+class ImageRequest(NamedTuple):
     label: Tensor  # of the requested class
 
 
-class Wishes(NamedTuple):
+class ImageRequests(NamedTuple):
     device: Tensor  # [slots]; -1 without a request now
     label: Tensor
 
@@ -92,7 +92,7 @@ class Prototype(NamedTuple):
     images: Tensor
 
 
-def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list[Asked]]:
+def requests_of(s: Asking, skills: Sequence[Sequence[DeviceScores]]) -> list[list[Asked]]:
     """Devices that were asked for a prototype of each class, the best one first; empty if no device has been scored."""
 
     def of(label: int) -> list[Asked]:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.optional import Home, Known, OtherReads
-from sordino.algorithms.phases import Facts, Phase, Said
+from sordino.algorithms.optional import Home, OtherReads, PublicFacts
+from sordino.algorithms.phases import Facts, Phase, PhaseMessages
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -31,9 +31,9 @@ from sordino.synthesis.slaug.generator import (
     HANDS,
     PLAIN,
     Anchor,
+    Broadcast,
     Made,
     Recipe,
-    Told,
     chosen,
     dimensions,
     projected_by,
@@ -58,7 +58,10 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Pool(
-    LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Told, Sums], OtherReads, carries_statistics=True
+    LocalSgd[Pooled, tuple[()], Broadcast, Sums],
+    Phase[Pooled, tuple[()], Broadcast, Sums],
+    OtherReads,
+    carries_statistics=True,
 ):
     """Phase that needs no model of a device and no labelled examples of the server: sums of features by a public
     network.
@@ -68,12 +71,12 @@ class Pool(
     recipe: Recipe = Recipe()
     project: int = 32
     extractor: str | None = None  # safetensors of a public model
-    known: Known | None = field(default=None, repr=False, compare=False)
+    known: PublicFacts | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "pool"
     wants = "sums"
     rounds: ClassVar[int] = 1
 
-    def fitted(self, known: Known) -> Pool:
+    def fitted(self, known: PublicFacts) -> Pool:
         return replace(self, recipe=self.recipe.fitted(known), known=known)
 
     def warnings(self, home: Home) -> list[str]:
@@ -112,16 +115,16 @@ class Pool(
     def init_client(self, task: Task) -> tuple[()]:
         return ()
 
-    def broadcast(self, s: Pooled) -> Told:
-        return Told(s.x)
+    def broadcast(self, s: Pooled) -> Broadcast:
+        return Broadcast(s.x)
 
-    def zero(self, task: Task, down: Told) -> Sums:
+    def zero(self, task: Task, down: Broadcast) -> Sums:
         return Sums(torch.zeros(task.labels, dimensions(self, task)))
 
     def passes(self, size: int) -> float:
         return size / 3
 
-    def local(self, task: Task, down: Told, c: tuple[()], shard: Shard, key: Key) -> tuple[Sums, tuple[()]]:
+    def local(self, task: Task, down: Broadcast, c: tuple[()], shard: Shard, key: Key) -> tuple[Sums, tuple[()]]:
         sums, _ = shard.by_class(lambda x: seen(task, down.x, x, projected_by(self, task)), task.labels)
         return Sums(sums.float()), c
 
@@ -136,8 +139,8 @@ class Pool(
         return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
 
     @property
-    def says(self) -> Said:
-        return Said("a public network, to all clients", "sums of features", HANDS)
+    def says(self) -> PhaseMessages:
+        return PhaseMessages("a public network, to all clients", "sums of features", HANDS)
 
     def facts(self, s: Pooled, before: Facts) -> Facts:
         return before._replace(kept=chosen(s.kept))

@@ -23,8 +23,8 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.optional import Home, Known, OtherReads, PerClientMessages, RequestsClients
-from sordino.algorithms.phases import DeviceSkill, Facts, Phase, RunNumbers, Said
+from sordino.algorithms.optional import Home, OtherReads, PerClientMessages, PublicFacts, RequestsClients
+from sordino.algorithms.phases import DeviceScores, Facts, Phase, PhaseMessages, RunNumbers
 from sordino.errors import ConfigError, RunError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -32,9 +32,9 @@ from sordino.synthesis.slaug.generator import (
     HANDS,
     PLAIN,
     Anchor,
+    Broadcast,
     Made,
     Recipe,
-    Told,
     chosen,
     dimensions,
     projected_by,
@@ -42,20 +42,20 @@ from sordino.synthesis.slaug.generator import (
 )
 from sordino.synthesis.slaug.messages import (
     Asking,
+    ImageRequest,
+    ImageRequests,
     Owner,
     Prototype,
     Ranked,
     Sizes,
     Start,
     Up,
-    Wish,
-    Wishes,
     formula,
     requests_of,
 )
 from sordino.synthesis.slaug.selection import Rank, ranked, requests, skill
 from sordino.tasks.personalise import training_loss
-from sordino.types import Examples, Params, Received, Shard, Task, Work
+from sordino.types import Examples, LocalWork, Params, Received, Shard, Task
 
 KEPT = 0.7  # share of a device's examples for training; the others are for early stopping and prototypes
 ROUNDS = 2  # of asking that a device pays for, where it pays
@@ -79,7 +79,7 @@ class Train(
     rounds: ClassVar[int] = 1
     reads_each = True
 
-    def fitted(self, known: Known) -> Train:
+    def fitted(self, known: PublicFacts) -> Train:
         return replace(self, clients=len(known.sizes))
 
     def init(self, task: Task, key: Key) -> Ranked:
@@ -109,13 +109,13 @@ class Train(
     def init_client(self, task: Task) -> Owner:
         return Owner(task.init(0))
 
-    def broadcast(self, s: Ranked) -> Told:
-        return Told(s.x)
+    def broadcast(self, s: Ranked) -> Broadcast:
+        return Broadcast(s.x)
 
-    def per_client_message(self, down: Told, client: int) -> Start:
+    def per_client_message(self, down: Broadcast, client: int) -> Start:
         return Start(down.x, torch.tensor(client))
 
-    def zero(self, task: Task, down: Told) -> Up:
+    def zero(self, task: Task, down: Broadcast) -> Up:
         return Up(tree.zeros_like(down.x), torch.tensor(0))
 
     def passes(self, size: int) -> float:
@@ -128,7 +128,7 @@ class Train(
             for batch in learns.batches(self.work, key):
                 walk(batch.grad(task.losses, walk.y))
         for epoch in range((self.local_epochs or 1) if self.stops else 0):
-            for batch in learns.batches(Work(1, None, self.work.batch_size), keys.fold(key, "epoch", epoch)):
+            for batch in learns.batches(LocalWork(1, None, self.work.batch_size), keys.fold(key, "epoch", epoch)):
                 walk(batch.grad(task.losses, walk.y))
             if held is None:
                 continue
@@ -169,12 +169,12 @@ class Train(
         return {"skill": [{"device": k, "recall": recall, "f1": f1} for k, (recall, f1) in enumerate(both)]}
 
     @property
-    def says(self) -> Said:
-        return Said("the first model, to all clients", "their own models", HANDS, self.rank)
+    def says(self) -> PhaseMessages:
+        return PhaseMessages("the first model, to all clients", "their own models", HANDS, self.rank)
 
     def facts(self, s: Ranked, before: Facts) -> Facts:
         both = zip(s.f1.tolist(), s.recall.tolist(), strict=True)
-        return before._replace(skills=[list(map(DeviceSkill, *found)) for found in both])
+        return before._replace(skills=[list(map(DeviceScores, *found)) for found in both])
 
     def counted(self, training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Sizes | None:
         return formula(training, public)
@@ -198,7 +198,7 @@ class Ask(
     project: int = 0  # features to so many dimensions, of length 1 each; 0: as they are
     prototypes: int | None = None  # S; None: one for each class
     ranks: int = 3
-    known: Known | None = field(default=None, repr=False, compare=False)
+    known: PublicFacts | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "ask"
     wants = "sums"
     reads_each = True
@@ -249,7 +249,7 @@ class Ask(
     def over(self, s: Asking) -> bool:
         return bool((s.state != 0).all()) and bool(s.state.numel())
 
-    def fitted(self, known: Known) -> Ask:
+    def fitted(self, known: PublicFacts) -> Ask:
         classes = known.classes
         if not 0 < (self.prototypes or classes) <= self.ranks * classes:
             raise ConfigError(
@@ -267,7 +267,7 @@ class Ask(
         wishes = self.broadcast(s)
         return wishes.device[wishes.device >= 0].tolist()
 
-    def broadcast(self, s: Asking) -> Wishes:
+    def broadcast(self, s: Asking) -> ImageRequests:
         """One waiting request, if any, per device and per class: an answer names its class, not its device."""
         device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
         for i, (label, place, state) in enumerate(
@@ -278,20 +278,20 @@ class Ask(
                 device[i] = k
                 busy.add(k)
                 named.add(label)
-        return Wishes(device, s.slots)
+        return ImageRequests(device, s.slots)
 
-    def per_client_message(self, down: Wishes, client: int) -> Wish:
+    def per_client_message(self, down: ImageRequests, client: int) -> ImageRequest:
         mine = down.label[down.device == client][:1]
-        return Wish(mine if len(mine) else mine.new_full((1,), -1))  # a message has one shape for all clients
+        return ImageRequest(mine if len(mine) else mine.new_full((1,), -1))  # a message has one shape for all clients
 
-    def zero(self, task: Task, down: Wishes) -> Prototype:
+    def zero(self, task: Task, down: ImageRequests) -> Prototype:
         total = torch.zeros(dimensions(self, task))
         return Prototype(torch.zeros(1, dtype=torch.int64), total, torch.zeros(1))
 
     def passes(self, size: int) -> float:
         return size * (1 - KEPT) / 3
 
-    def local(self, task: Task, down: Wish, c: Owner, shard: Shard, key: Key) -> tuple[Prototype, Owner]:
+    def local(self, task: Task, down: ImageRequest, c: Owner, shard: Shard, key: Key) -> tuple[Prototype, Owner]:
         _, held = parts(shard)
         label = int(down.label)
         sums, counts = (held or shard).by_class(lambda x: seen(task, c.model, x, self.matrix(task)), task.labels)
@@ -336,8 +336,8 @@ class Ask(
         return {"asked": asked, **self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))}
 
     @property
-    def says(self) -> Said:
-        return Said("requests for prototypes", "prototypes and refusals", HANDS)
+    def says(self) -> PhaseMessages:
+        return PhaseMessages("requests for prototypes", "prototypes and refusals", HANDS)
 
     def facts(self, s: Asking, before: Facts) -> Facts:
         asked = requests_of(s, before.skills)

@@ -20,7 +20,7 @@ Rank = Literal["f1", "recall"]
 ROWS = 256
 
 
-class Skill(NamedTuple):
+class ClassScores(NamedTuple):
     """Scores of one model on labelled examples, class by class."""
 
     recall: Tensor
@@ -28,7 +28,7 @@ class Skill(NamedTuple):
     confidence: Tensor  # mean probability of the class on its examples
 
 
-def skill(task: Task, params: Params, probe: Examples) -> Skill:
+def skill(task: Task, params: Params, probe: Examples) -> ClassScores:
     logits = torch.cat([task.predict(params, rows) for rows in torch.split(probe.x, ROWS)])[:, : task.labels]
     chosen, sure = logits.argmax(1), logits.softmax(1)
     own = torch.bincount(probe.y, minlength=task.labels).double()
@@ -37,7 +37,7 @@ def skill(task: Task, params: Params, probe: Examples) -> Skill:
     given = torch.zeros(task.labels, dtype=torch.float64).index_add(
         0, probe.y, sure.gather(1, probe.y[:, None])[:, 0].double()
     )
-    return Skill(right / own.clamp_min(1), 2 * right / (own + said).clamp_min(1), given / own.clamp_min(1))
+    return ClassScores(right / own.clamp_min(1), 2 * right / (own + said).clamp_min(1), given / own.clamp_min(1))
 
 
 def ranked(score: Tensor, confidence: Tensor) -> Tensor:

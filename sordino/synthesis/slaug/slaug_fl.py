@@ -153,7 +153,7 @@ def slaug_fl(
     return Phased((alone, ask), training, (base.share, base.share))
 
 
-class Holding(NamedTuple):
+class PrototypeState(NamedTuple):
     """State of the server between rounds, for a server that computes the prototypes itself."""
 
     x: Params
@@ -164,7 +164,7 @@ class Holding(NamedTuple):
     learned: Tensor
 
 
-class Told(NamedTuple):
+class Broadcast(NamedTuple):
     x: Params
     prototypes: Tensor
     known: Tensor
@@ -178,7 +178,7 @@ class Model(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Served(Calibrated[Holding, Any, Model], PerClientMessages, carries_statistics=True):
+class Served(Calibrated[PrototypeState, Any, Model], PerClientMessages, carries_statistics=True):
     reads_each = True
 
     def __post_init__(self) -> None:
@@ -193,27 +193,27 @@ class Served(Calibrated[Holding, Any, Model], PerClientMessages, carries_statist
                 code="server-side-needs-models",
             )
 
-    def init(self, task: Task, key: Key) -> Holding:
+    def init(self, task: Task, key: Key) -> PrototypeState:
         learned = torch.ones(task.labels, dtype=torch.uint8)
-        return Holding(*self.start(task, key), nets.init(self._shape, 0), learned)
+        return PrototypeState(*self.start(task, key), nets.init(self._shape, 0), learned)
 
-    def begin(self, task: Task, key: Key, before: Any, home: Home) -> Holding:
-        return Holding(*self.start(task, key), before.generator, before.learned)
+    def begin(self, task: Task, key: Key, before: Any, home: Home) -> PrototypeState:
+        return PrototypeState(*self.start(task, key), before.generator, before.learned)
 
-    def broadcast(self, s: Holding) -> Server:
+    def broadcast(self, s: PrototypeState) -> Server:
         return Server(*s[:4])
 
-    def per_client_message(self, down: Server, client: int) -> Told:
-        return Told(*down, torch.tensor(float(client)))
+    def per_client_message(self, down: Server, client: int) -> Broadcast:
+        return Broadcast(*down, torch.tensor(float(client)))
 
     def zero(self, task: Task, down: Server) -> Model:
         return Model(tree.zeros_like(down.x), torch.tensor(0.0))
 
-    def local(self, task: Task, down: Told, c: State, shard: Shard, key: Key) -> tuple[Model, State]:
+    def local(self, task: Task, down: Broadcast, c: State, shard: Shard, key: Key) -> tuple[Model, State]:
         y, after = self.trained(task, down, c, shard, key)
         return Model(tree.sub(y, down.x), down.device), after
 
-    def update(self, s: Holding, r: Received[Model], home: Home) -> Holding:
+    def update(self, s: PrototypeState, r: Received[Model], home: Home) -> PrototypeState:
         task, handed = home.task, self.public_tensors(s, home)
         sums, counts = s.prototypes.new_zeros(s.prototypes.shape).double(), torch.zeros(len(s.known)).double()
         sizes = home.sizes
@@ -225,4 +225,4 @@ class Served(Calibrated[Holding, Any, Model], PerClientMessages, carries_statist
             mine, many = class_sums(partial(self._features, task, model), images, task.labels)
             sums, counts = sums + mine, counts + many
         after = self.advanced(s, Up(r.mean.delta, sums.float(), counts.float()))
-        return Holding(*after, s.generator, s.learned)
+        return PrototypeState(*after, s.generator, s.learned)

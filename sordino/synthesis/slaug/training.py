@@ -25,7 +25,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd, Walk
-from sordino.algorithms.optional import FitsData, FollowsPhase, Home, Known, OwnLoss, PublicTensors
+from sordino.algorithms.optional import FitsData, FollowsPhase, Home, OwnLoss, PublicFacts, PublicTensors
 from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
@@ -93,7 +93,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
     count: Annotated[int | None, COUNT] = None  # of drawn images of each client; None: as many as a client has examples
     _shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
 
-    def fitted(self, known: Known) -> Self:
+    def fitted(self, known: PublicFacts) -> Self:
         return replace(self, _shape=generator_shape(self.generator, self.scenario, known.shape, known.classes))
 
     @property

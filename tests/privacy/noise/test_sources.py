@@ -28,12 +28,12 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, NoiseSource, Params, Work
+from sordino.types import Examples, Grant, LocalWork, NoiseSource, Params
 from tests.privacy.doubles import linear
 
 DRAWS = 10**6
 Z = 1.3
-ONCE = Work(1, None, None)
+ONCE = LocalWork(1, None, None)
 PARTS = [("values", 0), ("values", 1), ("labels", 0), ("labels", 1)]
 Law = Literal["gaussian", "laplace"]
 LAWS: dict[Law, NoiseLaw] = {"gaussian": GaussianNoise(), "laplace": LaplaceNoise()}
@@ -145,7 +145,7 @@ def drawn_in(seed: int, t: int, client: int, where: str) -> list[Floats]:
         rows = Examples(torch.zeros(1, 2000, dtype=torch.float64), torch.zeros(1))
         grant = Grant(client, 1, 1, for_client(for_round("counter", key, t), client), 1.0)
         shard = NoisyGradient(1.0).open(rows, grant, Quadratic(1))
-        made = [batch.grad(linear, layers) for batch in shard.batches(Work(None, 2, None), keys.root(1))]
+        made = [batch.grad(linear, layers) for batch in shard.batches(LocalWork(None, 2, None), keys.root(1))]
     return [leaf.reshape(-1).numpy() for parts in made for leaf in tree.leaves(parts)]
 
 

@@ -23,7 +23,7 @@ from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink.stages import SLACK
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Losses, Params, Work
+from sordino.types import Examples, Grant, LocalWork, Losses, Params
 from tests.privacy.doubles import Still
 
 CLASSES, DIM, N, CLIP, Z = 3, 4, 64, 1.0, 1.7
@@ -134,7 +134,7 @@ def moves(case: Case) -> float:
 
     def total(rows: Examples) -> Tensor:
         shard = reader.open(rows, Grant(0, N, N, Still(), Z), task)
-        (batch,) = shard.batches(Work(1, None, None), keys.root(5))
+        (batch,) = shard.batches(LocalWork(1, None, None), keys.root(5))
         return tree.flat(batch.grad(losses, params)) * N
 
     return max(float((total(a) - total(b)).norm()) for a, b in pairs()) / CLIP
@@ -314,7 +314,7 @@ READERS = {
 @pytest.mark.parametrize("net", [Buffer, Counter, Attribute, List])
 def test_a_network_that_remembers_is_refused_under_a_private_reader(net: type[nn.Module], reader: str) -> None:
     with pytest.raises(UnsoundGuarantee) as refusal:
-        READERS[reader].check(Work(None, 1, None), task_of(net()))
+        READERS[reader].check(LocalWork(None, 1, None), task_of(net()))
     assert refusal.value.code == "model-remembers"
     assert refusal.value.fix
 
@@ -324,7 +324,7 @@ def asked(reader: str, task: Classification) -> None:
     rows, params = pairs()[0][0], task.init(3)
     shard = READERS[reader].open(Examples(rows.x.float(), rows.y), Grant(0, N, N, Still()), task)
     if reader == "gradients":
-        next(iter(shard.batches(Work(None, 1, None), 1))).grad(task.losses, params)
+        next(iter(shard.batches(LocalWork(None, 1, None), 1))).grad(task.losses, params)
     elif reader == "sums":
         shard.by_class(lambda x: task.predict(params, x), CLASSES)
     else:
@@ -332,7 +332,7 @@ def asked(reader: str, task: Classification) -> None:
         def loss(p: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
             return task.losses(p, query.x, query.y, draws).mean()
 
-        next(iter(shard.episodes(Work(None, 1, None), 1))).grad(loss, params)
+        next(iter(shard.episodes(LocalWork(None, 1, None), 1))).grad(loss, params)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -348,7 +348,7 @@ def test_and_what_begins_to_remember_later_is_refused_at_the_read(net: type[nn.M
 @pytest.mark.parametrize("net", [Net, Table, Branching, sequential])
 def test_a_network_that_forgets_is_not_refused(net: Callable[[], nn.Module], reader: str) -> None:
     task = task_of(net())
-    READERS[reader].check(Work(None, 1, None), task)
+    READERS[reader].check(LocalWork(None, 1, None), task)
     try:
         asked(reader, task)
     except SordinoError as error:  # pragma: no cover

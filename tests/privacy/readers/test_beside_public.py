@@ -14,7 +14,7 @@ from sordino.errors import PrivacyError, SordinoError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.open import Open
-from sordino.types import Examples, Grant, Shard, Work
+from sordino.types import Examples, Grant, LocalWork, Shard
 from tests.privacy.doubles import linear
 from tests.privacy.readers.few_examples import DIM, DOUBLE, TASK, Z, many, opened
 
@@ -28,9 +28,9 @@ def keyed(params: Any, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
 
 
 READINGS = {
-    "full": (NoisyGradient(0.5), Work(3, None, None)),
-    "poisson": (NoisyGradient(0.5, sampling="poisson", rate=0.5, neighbours="zero_out"), Work(None, 4, None)),
-    "fixed_batches": (NoisyGradient(0.5, sampling="fixed_batches"), Work(2, None, 4)),
+    "full": (NoisyGradient(0.5), LocalWork(3, None, None)),
+    "poisson": (NoisyGradient(0.5, sampling="poisson", rate=0.5, neighbours="zero_out"), LocalWork(None, 4, None)),
+    "fixed_batches": (NoisyGradient(0.5, sampling="fixed_batches"), LocalWork(2, None, 4)),
 }
 
 
@@ -87,7 +87,7 @@ def test_the_noise_beside_public_rows_is_paid_for() -> None:
 
 
 # beside an open reader ------------------------------------------------------------------------------------------------
-def joined(shard: Shard, work: Work, how: Any) -> list[tuple[list[float], list[float], list[int]]]:
+def joined(shard: Shard, work: LocalWork, how: Any) -> list[tuple[list[float], list[float], list[int]]]:
     """Of every step: its own rows, public rows, and the keys of both, as a loss sees them."""
     seen_: list[tuple[list[float], list[float], list[int]]] = []
 
@@ -107,7 +107,7 @@ def numbered(n: int, public_: int, **grant: Any) -> Shard:
 
 @pytest.mark.parametrize(("n", "beside", "batch"), [(10, 10, 4), (3, 20, 4), (9, 1, 2), (5, 5, None)])
 def test_a_pile_shows_every_row_once_per_epoch(n: int, beside: int, batch: int | None) -> None:
-    work = Work(3, None, batch)
+    work = LocalWork(3, None, batch)
     steps = joined(numbered(n, beside), work, "union")
     size = min(batch or n + beside, n + beside)
     each = math.ceil((n + beside) / size)
@@ -127,7 +127,7 @@ def test_a_pile_shows_every_row_once_per_epoch(n: int, beside: int, batch: int |
 
 @pytest.mark.parametrize("batch", [4, 5, None])
 def test_half_of_every_batch_is_public_and_steps_are_as_many_as_without(batch: int | None) -> None:
-    n, work = 10, Work(3, None, batch)
+    n, work = 10, LocalWork(3, None, batch)
     plain = list(numbered(n, 8).batches(work, keys.root(5)))
     steps = joined(numbered(n, 8), work, "half")
     assert len(steps) == len(plain) == work.count(n)
@@ -141,7 +141,7 @@ def test_half_of_every_batch_is_public_and_steps_are_as_many_as_without(batch: i
 @pytest.mark.parametrize("grant", [{"epochs": 2}, {"part": 0.5}], ids=["epochs", "part"])
 @pytest.mark.parametrize("how", ["union", "half", 3])
 def test_a_straggler_does_its_part_of_the_steps(grant: dict[str, Any], how: Any) -> None:
-    whole, work = numbered(10, 10), Work(4, None, 4)
+    whole, work = numbered(10, 10), LocalWork(4, None, 4)
     share = 0.5
     wanted = math.ceil(share * work.count(10)) if how != "union" or "part" in grant else 2 * math.ceil(20 / 4)
     found = joined(numbered(10, 10, **grant), work, how)
@@ -151,7 +151,7 @@ def test_a_straggler_does_its_part_of_the_steps(grant: dict[str, Any], how: Any)
 
 def test_an_empty_batch_has_no_gradient() -> None:
     """In a pile with many public rows some batches hold none of the client's own."""
-    steps = list(numbered(1, 15).mixed(Work(1, None, 4), keys.root(5), "union"))
+    steps = list(numbered(1, 15).mixed(LocalWork(1, None, 4), keys.root(5), "union"))
     found = [float(step.batch.grad(linear, PARAMS)["w"].abs().sum()) for step in steps]
     assert all(math.isfinite(x) for x in found)
     assert len(steps) == 4

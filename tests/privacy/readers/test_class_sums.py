@@ -19,7 +19,7 @@ from sordino.errors import PrivacyError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums, class_sums
 from sordino.privacy.readers.open import Open
-from sordino.types import Examples, Grant, Work
+from sordino.types import Examples, Grant, LocalWork
 from tests.privacy.doubles import Still
 from tests.privacy.readers.few_examples import CLASSES, DIM, DOUBLE, TASK, Z, many, opened
 
@@ -224,7 +224,7 @@ def test_a_coin_is_its_examples_own() -> None:
 @pytest.mark.parametrize("name", ["batches", "episodes", "mixed", "sum"])
 def test_nothing_else_is_answered(name: str) -> None:
     shard = opened(ClassSums(1.0), many(5))
-    work, key = Work(1, None, None), keys.root(0)
+    work, key = LocalWork(1, None, None), keys.root(0)
     asked: dict[str, tuple[Any, ...]] = {
         "batches": (work, key),
         "episodes": (work, key),
@@ -265,6 +265,6 @@ def condition(sigma: float, epsilon: float) -> float:
 
 
 def test_a_multiplier_of_its_own_goes_before_the_budget() -> None:
-    claims = ClassSums(1.0, multiplier=0.7).claims(Work(1, None, None), 5, 3.0)
+    claims = ClassSums(1.0, multiplier=0.7).claims(LocalWork(1, None, None), 5, 3.0)
     assert {claim.event.noise_multiplier for claim in claims} == {0.7}  # type: ignore[union-attr]
     assert {claim.neighbours for claim in claims} == {"zero_out"}

@@ -18,7 +18,7 @@ from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.tasks.nets import Ball, bounded, logistic
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, NoiseSource, Params, Work
+from sordino.types import Examples, Grant, LocalWork, NoiseSource, Params
 from tests.privacy.doubles import Still
 
 DIM, CLASSES, N, B, ETA, E, Z = 4, 3, 8, 2.0, 0.7, 5, 1.7
@@ -44,7 +44,7 @@ def start() -> Params:
 
 def answer(examples: Examples, source: NoiseSource, steps: int = E, params: Params | None = None) -> Params:
     shard = ConvexStable(B, ETA, Z).open(examples, Grant(0, N, N, source), TASK)
-    (batch,) = shard.batches(Work(None, steps, None), 1)
+    (batch,) = shard.batches(LocalWork(None, steps, None), 1)
     return batch.grad(TASK.losses, start() if params is None else params)
 
 
@@ -160,7 +160,7 @@ class StepByStep(ConvexStable):
         class Shard:
             size = N
 
-            def batches(self, work: Work, key: Any) -> list[Batch]:
+            def batches(self, work: LocalWork, key: Any) -> list[Batch]:
                 return [Batch(step == E - 1) for step in range(E)]
 
         return Shard()
@@ -175,10 +175,10 @@ def test_the_twin_that_hands_out_every_gradient_is_caught(name: str) -> None:
 def test_it_answers_once_whatever_the_effort(epochs: int | None) -> None:
     """A straggler's smaller effort must not end the round before the steps that the noise is sized for."""
     shard = ConvexStable(B, ETA, Z).open(rows(), Grant(0, N, N, Still(), epochs=epochs), TASK)
-    (batch,) = shard.batches(Work(None, E, None), 1)
+    (batch,) = shard.batches(LocalWork(None, E, None), 1)
     found = batch.grad(TASK.losses, start())
     assert torch.equal(tree.flat(found), tree.flat(answer(rows(), Still())))
-    for again in (lambda: batch.grad(TASK.losses, start()), lambda: list(shard.batches(Work(None, E, None), 1))):
+    for again in (lambda: batch.grad(TASK.losses, start()), lambda: list(shard.batches(LocalWork(None, E, None), 1))):
         with pytest.raises(PrivacyError) as refused:
             again()
         assert refused.value.code == "read-beyond-reservation"
@@ -210,9 +210,9 @@ def test_its_own_multiplier_goes_before_the_grants() -> None:
     reader = replace(ConvexStable(B, ETA), multiplier=2 * Z)
     for own, wanted in ((reader, 2 * Z), (ConvexStable(B, ETA), Z)):
         found = [
-            next(iter(own.open(rows(), Grant(0, N, N, Still(level), Z), TASK).batches(Work(None, E, None), 1))).grad(
-                TASK.losses, start()
-            )
+            next(
+                iter(own.open(rows(), Grant(0, N, N, Still(level), Z), TASK).batches(LocalWork(None, E, None), 1))
+            ).grad(TASK.losses, start())
             for level in (1.0, 0.0)
         ]
         noise = float(tree.flat(tree.sub(*found)).max())

@@ -24,7 +24,7 @@ from sordino.algorithms.prifedsync import prifedsync
 from sordino.errors import ConfigError
 from sordino.privacy.readers.episodes import CellGradient, CellShard
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, NoiseSource, Params, Work
+from sordino.types import Examples, Grant, LocalWork, NoiseSource, Params
 from tests.privacy.doubles import Still
 
 N, CELLS, CLIP, Z = 40, 5, 0.8, 3.0
@@ -52,7 +52,7 @@ def read(
     """One noisy gradient a step."""
     grant = Grant(client, size, size, source, None, reads=steps)
     zero = {"w": torch.zeros(examples.x.shape[1], dtype=torch.float64)}
-    episodes = reader.open(examples, grant, NET).episodes(Work(None, steps, batch), keys.root(key))
+    episodes = reader.open(examples, grant, NET).episodes(LocalWork(None, steps, batch), keys.root(key))
     return torch.stack([episode.grad(loss, zero)["w"] for episode in episodes])
 
 
@@ -141,7 +141,7 @@ def test_the_size_of_the_noise(sampling: Any) -> None:
     wanted = Z * CLIP / (0.3 * CELLS) if sampling == "poisson" else Z * 2 * CLIP / CELLS
     assert torch.allclose(loud - still, torch.full_like(still, wanted), rtol=1e-12, atol=1e-12)
     grant = Grant(0, N, N, Still(1), 2 * Z)  # the plan's multiplier where none is typed
-    priced = replace(reader, multiplier=None).open(data, grant, NET).episodes(Work(None, 1, 10), keys.root(1))
+    priced = replace(reader, multiplier=None).open(data, grant, NET).episodes(LocalWork(None, 1, 10), keys.root(1))
     first = next(iter(priced)).grad(added, {"w": torch.zeros(3, dtype=torch.float64)})["w"]
     assert torch.allclose(first - still[0], torch.full_like(first, 2 * wanted), rtol=1e-12, atol=1e-12)
 
@@ -190,7 +190,7 @@ def test_an_example_that_changes_turns_its_cell_around() -> None:
     """Twice what a cell's coming or going does: its price is that of two steps of the cell's claim."""
     reader = CellGradient(CLIP, 2, rate=1.0, multiplier=1.0)
     assert moved(reader, rows(1), rows(0)) == pytest.approx(2.0, rel=1e-5)
-    claims = reader.claims(Work(None, 1, None), 20, None)
+    claims = reader.claims(LocalWork(None, 1, None), 20, None)
     assert {(c.unit, c.neighbours, c.status) for c in claims} == {
         ("cell", "zero_out", "proved"),
         ("example", "replace", "none"),
@@ -230,14 +230,14 @@ def test_what_a_cell_computes_does_not_tell_which_others_were_chosen() -> None:
 
     def total(*chosen: int) -> Tensor:
         grant = Grant(0, 160, 160, Heads(0, chosen=chosen), 1.0)
-        (episode,) = reader.open(data, grant, NET).episodes(Work(None, 1, None), keys.root(1))
+        (episode,) = reader.open(data, grant, NET).episodes(LocalWork(None, 1, None), keys.root(1))
         return episode.grad(split, {"w": torch.zeros(3, dtype=torch.float64)})["w"]
 
     alone, others = total(0), total(3, 7)
     assert torch.allclose(total(0, 3, 7), alone + others, rtol=1e-12)
     assert not torch.allclose(total(3), total(7))  # the split matters
 
-    def numbered(self: Any, work: Work, step: int, key: Any) -> Any:
+    def numbered(self: Any, work: LocalWork, step: int, key: Any) -> Any:
         return enumerate(cell for _, cell in whole(self, work, step, key))
 
     whole = CellShard._cells
@@ -254,7 +254,7 @@ def test_what_a_cell_computes_does_not_tell_which_others_were_chosen() -> None:
     [("poisson", "zero_out", Repeat(Poisson(0.3, Gaussian(Z)), 7)), ("fresh", "replace", Repeat(Gaussian(Z), 7))],
 )
 def test_claims_and_offers(sampling: Any, neighbours: str, event: Any) -> None:
-    reader, work = CellGradient(CLIP, CELLS, sampling, rate=0.3), Work(None, 7, 10)
+    reader, work = CellGradient(CLIP, CELLS, sampling, rate=0.3), LocalWork(None, 7, 10)
     unit = "cell" if sampling == "poisson" else "example"
     claims = [c for c in reader.claims(work, N, Z) if c.unit == unit]
     assert [c.adversary for c in claims] == ["server", "participants", "public"]
@@ -266,13 +266,13 @@ def test_claims_and_offers(sampling: Any, neighbours: str, event: Any) -> None:
     assert dict(offer.subject) == {"unit": unit, "neighbours": neighbours, "adversary": "server"}
     assert offer.rate == (0.3 if sampling == "poisson" else 1.0)
     assert reader.reads(work, N) == 7
-    assert reader.claims(Work(None, 1, 10), N, Z)[0].event in (event.event,)
+    assert reader.claims(LocalWork(None, 1, 10), N, Z)[0].event in (event.event,)
 
 
 def test_cells_need_a_number_of_steps() -> None:
-    READER.check(Work(None, 3, 10), NET)
+    READER.check(LocalWork(None, 3, 10), NET)
     with pytest.raises(ConfigError) as refusal:
-        READER.check(Work(2, None, 10), NET)
+        READER.check(LocalWork(2, None, 10), NET)
     assert refusal.value.code == "episodes-need-steps"
 
 
@@ -282,4 +282,4 @@ def test_prifedsync_at_the_level_of_steps_has_the_noise_it_prints() -> None:
     assert isinstance(read_, CellGradient)
     loud, still = (read(read_, few(), Still(level), batch=10) for level in (1, 0))
     assert torch.allclose(loud - still, torch.full_like(still, 0.45 * CLIP / CELLS), rtol=1e-12, atol=1e-12)
-    assert read_.claims(Work(None, 1, 10), N, None)[0].event == Gaussian(0.225)
+    assert read_.claims(LocalWork(None, 1, 10), N, None)[0].event == Gaussian(0.225)

@@ -15,7 +15,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open, OpenShard
 from sordino.privacy.readers.padded_shard import PaddedShard
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Params, Work
+from sordino.types import Examples, Grant, LocalWork, Params
 
 WIDTH = 12
 NETS = {
@@ -30,7 +30,7 @@ def task_of(net: nn.Module) -> Classification:
     return Classification(net, name="net", shape=(WIDTH,), mean=(0.0,) * WIDTH, std=(1.0,) * WIDTH, image=False)
 
 
-def both(task: Classification, rows: int, more: int, work: Work) -> tuple[OpenShard, PaddedShard]:
+def both(task: Classification, rows: int, more: int, work: LocalWork) -> tuple[OpenShard, PaddedShard]:
     x, y = keys.uniform(keys.root(1), rows * WIDTH).reshape(rows, WIDTH).float(), torch.arange(rows) % 3
     grant = Grant(0, rows, rows + more, Counter(1))
     noise = 1e6 * torch.ones(more, WIDTH)  # what stands there is seen by nobody
@@ -55,7 +55,7 @@ def far(a: Params, b: Params) -> float:
 def test_the_steps_are_those_of_the_client_alone(
     net: str, rows: int, more: int, size: int | None, many: int, counted: str
 ) -> None:
-    work = Work(many, None, size) if counted == "epochs" else Work(None, many, size)
+    work = LocalWork(many, None, size) if counted == "epochs" else LocalWork(None, many, size)
     task, key = task_of(NETS[net]()), torch.tensor(keys.signed(keys.root(7)))
     alone, padded = both(task, rows, more, work)
     params = task.init(keys.root(2))
@@ -72,15 +72,15 @@ def test_the_steps_are_those_of_the_client_alone(
 def test_what_only_one_client_can_answer_ends_the_stack() -> None:
     """The engine hears of it and asks each client alone."""
     task = task_of(NETS["rows that span more"]())
-    _, padded = both(task, 3, 2, Work(1, None, 2))
+    _, padded = both(task, 3, 2, LocalWork(1, None, 2))
     with pytest.raises(RuntimeError, match="different sizes"):
         padded.size  # noqa: B018
     part = replace(padded, _grant=replace(padded._grant, part=0.5))
     with pytest.raises(RuntimeError, match="a part"):
-        next(part.batches(Work(1, None, 2), keys.root(1)))
+        next(part.batches(LocalWork(1, None, 2), keys.root(1)))
     with pytest.raises(RuntimeError, match="asks for a sum per class"):
         padded.by_class(lambda x: x, 2)
     with pytest.raises(RuntimeError, match="live"):
-        list(padded.batches(Work(1, None, 2), torch.tensor(1)))
+        list(padded.batches(LocalWork(1, None, 2), torch.tensor(1)))
     with pytest.raises(RuntimeError, match="loss"):
-        next(padded.batches(Work(1, None, 2), torch.tensor(1))).grad(lambda *given: torch.zeros(()), task.init(1))
+        next(padded.batches(LocalWork(1, None, 2), torch.tensor(1))).grad(lambda *given: torch.zeros(()), task.init(1))

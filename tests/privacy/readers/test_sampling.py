@@ -16,7 +16,7 @@ from sordino import keys
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, Sampling
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, NoiseSource, Work
+from sordino.types import Examples, Grant, LocalWork, NoiseSource
 from tests.privacy.doubles import linear
 
 READS, EXAMPLES, RATE = 1_000, 30, 0.3
@@ -29,7 +29,7 @@ def drawn(source: NoiseSource) -> Draws:
     rows = Examples(9 * torch.eye(EXAMPLES, dtype=torch.float64), torch.zeros(EXAMPLES))
     params = {"w": torch.zeros(EXAMPLES, dtype=torch.float64)}
     shard = reader.open(rows, Grant(0, EXAMPLES, EXAMPLES, source, 1e-6), Quadratic(EXAMPLES))
-    reads = shard.batches(Work(None, READS, None), keys.root(1))
+    reads = shard.batches(LocalWork(None, READS, None), keys.root(1))
     return np.rint(torch.stack([batch.grad(linear, params)["w"] for batch in reads]).numpy() * RATE * EXAMPLES)
 
 
@@ -86,7 +86,7 @@ def test_a_sum_is_divided_by_a_public_number(sampling: Sampling, rate: float, re
     rows = Examples(9 * torch.eye(EXAMPLES, dtype=torch.float64), torch.zeros(EXAMPLES))
     params = {"w": torch.zeros(EXAMPLES, dtype=torch.float64)}
     shard = reader.open(rows, Grant(0, EXAMPLES, EXAMPLES, Counter(1), 1e-9), Quadratic(EXAMPLES))
-    for batch in shard.batches(Work(None, 3, None), keys.root(1)):
+    for batch in shard.batches(LocalWork(None, 3, None), keys.root(1)):
         mean = batch.grad(linear, params)["w"]
         seen = (mean.abs() > 1e-3).sum().item()
         assert mean[mean.abs() > 1e-3].abs().numpy() == pytest.approx(1 / divided, rel=1e-4)

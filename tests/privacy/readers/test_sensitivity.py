@@ -21,7 +21,7 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, Losses, NoiseSource, Params, Task, Work
+from sordino.types import Examples, Grant, LocalWork, Losses, NoiseSource, Params, Task
 from tests.privacy.doubles import Still, linear
 from tests.privacy.neighbours import (
     DIM,
@@ -43,7 +43,7 @@ PARAMS = {"a": torch.zeros(3, dtype=DOUBLE), "b": torch.zeros(2, 2, dtype=DOUBLE
 
 
 # ---------------------------------------------------------------- examples behind a reader
-WHOLE = Work(1, None, None)
+WHOLE = LocalWork(1, None, None)
 
 
 class Gate(NamedTuple):
@@ -53,7 +53,7 @@ class Gate(NamedTuple):
     task: Task = Quadratic(DIM)
     params: Params = PARAMS
     losses: Losses = linear
-    work: Work = WHOLE
+    work: LocalWork = WHOLE
 
     def __call__(self, rows: Examples, source: NoiseSource = Still(), *, size: int) -> Tensor:  # noqa: B008
         """All reads of one round, as one vector. `size` is the number of examples the engine knows of."""
@@ -104,7 +104,7 @@ def reader_ratio(gate: Gate, pairs: Iterator[Pair], own_size: bool = False) -> f
 
 
 def reader_gate(sampling: Any, law: NoiseLaw, relation: Any) -> Gate:
-    rate, work = {"poisson": 0.7}.get(sampling, 1.0), {"fixed_batches": Work(1, None, 2)}.get(sampling, WHOLE)
+    rate, work = {"poisson": 0.7}.get(sampling, 1.0), {"fixed_batches": LocalWork(1, None, 2)}.get(sampling, WHOLE)
     return Gate(NoisyGradient(0.8, law, sampling=sampling, neighbours=relation, rate=rate), work=work)
 
 

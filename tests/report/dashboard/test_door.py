@@ -18,7 +18,7 @@ import pytest
 from sordino.errors import ConfigError
 from sordino.report.dashboard import http_server as door
 from sordino.report.dashboard.http_server import Dashboard, check, new_token, token_of
-from sordino.report.dashboard.run_state import Watched
+from sordino.report.dashboard.run_state import WatchedRun
 from sordino.sites import trial_certificates as certificates
 from sordino.transport.tls import of_server
 from tests.report.dashboard.conftest import go_on
@@ -32,7 +32,7 @@ def served() -> Iterator[Served]:
     with ExitStack() as stack:
 
         def serve(folder: Path, token: str | None = None, **more: object) -> Dashboard:
-            server = stack.enter_context(Dashboard(Watched(folder), "127.0.0.1:0", token=token, **more))
+            server = stack.enter_context(Dashboard(WatchedRun(folder), "127.0.0.1:0", token=token, **more))
             thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -168,7 +168,7 @@ def test_a_token_file_is_made_once_and_must_be_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", "localhost.example.org"])
 def test_another_address_wants_a_certificate_and_a_token(host: str, simulated: Path) -> None:
-    run = Watched(simulated)
+    run = WatchedRun(simulated)
     for tls, token in ((False, False), (True, False), (False, True)):
         with pytest.raises(ConfigError) as refused:
             check(host, run, tls, token)
@@ -181,16 +181,16 @@ def test_another_address_wants_a_certificate_and_a_token(host: str, simulated: P
 @pytest.mark.slow
 def test_what_only_the_evaluator_may_see_wants_a_token_on_this_machine_too(hidden: Path, simulated: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        Dashboard(Watched(hidden, evaluator=True), "127.0.0.1:0")
+        Dashboard(WatchedRun(hidden, evaluator=True), "127.0.0.1:0")
     assert refused.value.code == "open-dashboard"
-    Dashboard(Watched(hidden, evaluator=True), "127.0.0.1:0", token=TOKEN).server_close()
-    Dashboard(Watched(simulated, evaluator=True), "127.0.0.1:0").server_close()
+    Dashboard(WatchedRun(hidden, evaluator=True), "127.0.0.1:0", token=TOKEN).server_close()
+    Dashboard(WatchedRun(simulated, evaluator=True), "127.0.0.1:0").server_close()
 
 
 @pytest.mark.parametrize("bind", ["", "127.0.0.1", ":0", "127.0.0.1:x", "127.0.0.1:70000"])
 def test_an_address_that_is_none_is_refused(bind: str, simulated: Path) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        Dashboard(Watched(simulated), bind)
+        Dashboard(WatchedRun(simulated), bind)
 
 
 def test_with_a_certificate_it_speaks_tls_and_knows_its_names(tmp_path: Path, served: Served, simulated: Path) -> None:

@@ -17,7 +17,7 @@ from sordino.receipts.receipt import spending
 from sordino.report.dashboard import page as pages
 from sordino.report.dashboard.http_server import Dashboard
 from sordino.report.dashboard.page import page
-from sordino.report.dashboard.run_state import Watched
+from sordino.report.dashboard.run_state import WatchedRun
 from sordino.runs.listing import events
 from sordino.sites.event_log import EventLog
 from sordino.transport.run_events import RunEvent
@@ -29,7 +29,7 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 def shown(folder: Path, evaluator: bool = False) -> str:
     """The page, with what was spent on it."""
-    run = Watched(folder, evaluator)
+    run = WatchedRun(folder, evaluator)
     run.look()
     worker = run.spent._busy
     assert worker is not None
@@ -75,7 +75,7 @@ def test_what_was_spent_is_read_and_nothing_is_touched(simulated: Path) -> None:
 def test_a_damaged_file_is_said_and_ends_nothing(tmp_path: Path, simulated: Path) -> None:
     folder = Path(shutil.copytree(simulated, tmp_path / "run"))
     (folder / "metrics.jsonl").write_text('{"round": "one"}\n')
-    run = Watched(folder)
+    run = WatchedRun(folder)
     assert "damaged" in page(run, run.look(), "0.00000000")
 
 
@@ -148,7 +148,7 @@ def test_a_live_run_in_a_browser(
     with_probe = pages.script() + PROBE
     monkeypatch.setattr(pages, "script", lambda: with_probe)
     seen: list[dict[str, Any]] = []
-    with Dashboard(Watched(folder), "127.0.0.1:0") as server:
+    with Dashboard(WatchedRun(folder), "127.0.0.1:0") as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         with opened(server.link, tmp_path, theme) as console:
             for line in console:
@@ -178,7 +178,7 @@ def test_a_page_that_asks_somebody_else_is_noticed(
     """The broken twin: the browser does not let it, and the console says so."""
     foreign = pages.script() + '\nfetch("https://192.0.2.1/").catch(() => 0);'
     monkeypatch.setattr(pages, "script", lambda: foreign)
-    with Dashboard(Watched(simulated), "127.0.0.1:0") as server:
+    with Dashboard(WatchedRun(simulated), "127.0.0.1:0") as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         with opened(server.link, tmp_path) as console:
             assert "Content Security Policy" in next(console)

@@ -17,7 +17,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending
 from sordino.report.dashboard.http_server import METRICS, Dashboard, new_token
 from sordino.report.dashboard.prometheus import MEANINGS, metrics
-from sordino.report.dashboard.run_state import Now, Watched
+from sordino.report.dashboard.run_state import RunMoment, WatchedRun
 from sordino.runs.listing import events, sites
 from sordino.sites.event_log import EventLog
 from sordino.transport.run_events import RunEvent
@@ -47,7 +47,7 @@ def told(text: str) -> dict[str, float]:
 
 
 def seen(folder: Path, evaluator: bool = False) -> str:
-    run = Watched(folder, evaluator)
+    run = WatchedRun(folder, evaluator)
     return metrics(run, run.look()._replace(spending=spending(folder)))
 
 
@@ -115,8 +115,8 @@ def test_a_server_tells_who_is_there_and_whether_a_round_waits(simulated: Path, 
 )
 def test_a_round_waits_until_another_thing_has_happened(simulated: Path, after: Sequence[RunEvent], waits: int) -> None:
     before = RunEvent(event="asked", sites=("a", "b"), round=2), RunEvent(event="waiting", round=2)
-    now = Now("running", events=[*before, *after], sites=sites(before, True))
-    assert told(metrics(Watched(simulated), now))["sordino_round_waiting"] == waits
+    now = RunMoment("running", events=[*before, *after], sites=sites(before, True))
+    assert told(metrics(WatchedRun(simulated), now))["sordino_round_waiting"] == waits
 
 
 def test_a_site_tells_of_itself_alone(simulated: Path, tmp_path: Path) -> None:
@@ -132,14 +132,14 @@ def test_a_site_tells_of_itself_alone(simulated: Path, tmp_path: Path) -> None:
 
 def test_what_was_spent_says_how_many_rounds_it_is_about(simulated: Path) -> None:
     """Spending is computed aside, so the rounds can be ahead of it; an alert must not compare the two."""
-    now = Watched(simulated).look()._replace(spending=spending(simulated).beside(rounds=1))
-    found = told(metrics(Watched(simulated), now))
+    now = WatchedRun(simulated).look()._replace(spending=spending(simulated).beside(rounds=1))
+    found = told(metrics(WatchedRun(simulated), now))
     assert (found["sordino_rounds_done"], found["sordino_rounds_counted"]) == (3, 1)
 
 
 def test_what_cannot_be_read_is_said(simulated: Path) -> None:
-    now = Watched(simulated).look()
-    assert told(metrics(Watched(simulated), now._replace(trouble="damaged")))["sordino_readable"] == 0
+    now = WatchedRun(simulated).look()
+    assert told(metrics(WatchedRun(simulated), now._replace(trouble="damaged")))["sordino_readable"] == 0
 
 
 @pytest.mark.slow
@@ -151,14 +151,14 @@ def test_metrics_do_not_tell_who_was_drawn(hidden: Path, tmp_path: Path, monkeyp
     assert found["sordino_rounds_done"] == 4
     # the broken twin counts the sites of the private log
     monkeypatch.setattr("sordino.report.dashboard.run_state.public_events", events)
-    monkeypatch.setattr(Watched, "hides", False)
+    monkeypatch.setattr(WatchedRun, "hides", False)
     assert "sordino_sites_connected" in seen(hidden)
 
 
 @pytest.mark.slow
 def test_an_evaluators_dashboard_hands_on_no_more_than_any_other(hidden: Path) -> None:
     token = new_token()
-    with Dashboard(Watched(hidden, evaluator=True), "127.0.0.1:0", token=token) as server:
+    with Dashboard(WatchedRun(hidden, evaluator=True), "127.0.0.1:0", token=token) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
         line.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})

@@ -12,7 +12,7 @@ import pytest
 from sordino.metrics.rows import RoundRow
 from sordino.report.dashboard import run_state as watching
 from sordino.report.dashboard.page import Cursor, Listener, cursor, of_event
-from sordino.report.dashboard.run_state import Now, Watched
+from sordino.report.dashboard.run_state import RunMoment, WatchedRun
 from sordino.sites.event_log import EventLog
 from sordino.transport.run_events import RunEvent
 
@@ -21,11 +21,11 @@ ROWS = tuple(RoundRow(round=i + 1, bytes_down=i, bytes_up=2 * i) for i in range(
 
 
 @pytest.fixture
-def run(simulated: Path) -> Watched:
-    return Watched(simulated)
+def run(simulated: Path) -> WatchedRun:
+    return WatchedRun(simulated)
 
 
-def heard(told: Listener, run: Watched, now: Now) -> list[tuple[str, str, Any]]:
+def heard(told: Listener, run: WatchedRun, now: RunMoment) -> list[tuple[str, str, Any]]:
     """Messages as a browser takes them in: id, name, data."""
     messages = []
     for block in "".join(told.more(run, now)).split("\n\n")[:-1]:
@@ -38,11 +38,11 @@ def of(name: str, messages: list[tuple[str, str, Any]]) -> list[Any]:
     return [data for _, event, data in messages if event == name]
 
 
-def standing(events: int, rows: int) -> Now:
-    return Now("running", ROWS[:rows], EVENTS[:events])
+def standing(events: int, rows: int) -> RunMoment:
+    return RunMoment("running", ROWS[:rows], EVENTS[:events])
 
 
-def test_every_event_comes_once_and_in_order_wherever_the_connection_breaks(run: Watched) -> None:
+def test_every_event_comes_once_and_in_order_wherever_the_connection_breaks(run: WatchedRun) -> None:
     """The law of the stream: at any message a browser may come again with the last id that it has seen."""
     whole = heard(Listener(Cursor()), run, standing(7, 5))
     events = [of_event(event) for event in EVENTS]
@@ -56,7 +56,7 @@ def test_every_event_comes_once_and_in_order_wherever_the_connection_breaks(run:
         assert not of("anew", after)
 
 
-def test_a_run_that_grows_is_told_bit_by_bit(run: Watched) -> None:
+def test_a_run_that_grows_is_told_bit_by_bit(run: WatchedRun) -> None:
     told, found = Listener(Cursor()), []
     for events, rows in ((0, 0), (2, 0), (2, 1), (7, 5), (7, 5)):
         found += heard(told, run, standing(events, rows))
@@ -67,19 +67,19 @@ def test_a_run_that_grows_is_told_bit_by_bit(run: Watched) -> None:
     assert heard(told, run, standing(7, 5)) == []  # and nothing is said where nothing has changed
 
 
-def test_a_run_that_took_rounds_back_is_drawn_again(run: Watched) -> None:
+def test_a_run_that_took_rounds_back_is_drawn_again(run: WatchedRun) -> None:
     """A resumed run goes on from its checkpoint: with fewer rows, or with another one in the same place."""
     other = (*ROWS[:2], ROWS[2].beside(bytes_up=99))
-    for now in (Now("running", ROWS[:2], EVENTS), Now("running", other, EVENTS)):
+    for now in (RunMoment("running", ROWS[:2], EVENTS), RunMoment("running", other, EVENTS)):
         told = Listener(cursor(standing(7, 3)))
         heard(told, run, standing(7, 3))
         (state,) = of("state", heard(told, run, now))
         assert {"cards", "charts"} <= set(state)
 
 
-def test_other_events_are_told_anew(run: Watched) -> None:
+def test_other_events_are_told_anew(run: WatchedRun) -> None:
     told = Listener(cursor(standing(7, 3)))
-    now = Now("running", ROWS[:3], EVENTS[:6])
+    now = RunMoment("running", ROWS[:3], EVENTS[:6])
     found = heard(told, run, now)
     assert found[0][1] == "anew"
     assert of("event", found) == [of_event(event) for event in EVENTS[:6]]
@@ -88,14 +88,14 @@ def test_other_events_are_told_anew(run: Watched) -> None:
 @pytest.mark.parametrize(
     "strange", ["", "x", "1.1", "9" * 30 + ".00000000", "1.00000000", "-1.00000000", "1.0000000g\n"]
 )
-def test_an_id_that_nobody_gave_begins_at_the_beginning(strange: str, run: Watched) -> None:
+def test_an_id_that_nobody_gave_begins_at_the_beginning(strange: str, run: WatchedRun) -> None:
     found = heard(Listener(Cursor.read(strange)), run, standing(7, 5))
     assert of("event", found) == [of_event(event) for event in EVENTS]
 
 
-def test_what_a_site_says_stays_text_and_ends_no_message(run: Watched) -> None:
+def test_what_a_site_says_stays_text_and_ends_no_message(run: WatchedRun) -> None:
     hostile = "<script>alert(1)</script>\n\nevent: state\ndata: {}\n\n"
-    now = Now("running", (), (RunEvent(event="refused", site="site-1", why=hostile),))
+    now = RunMoment("running", (), (RunEvent(event="refused", site="site-1", why=hostile),))
     (line,) = of("event", found := heard(Listener(Cursor()), run, now))
     assert [name for _, name, _ in found] == ["event", "state"]
     assert "<script" not in line["line"]
@@ -110,7 +110,7 @@ def test_the_files_of_a_run_are_the_stream(tmp_path: Path, simulated: Path, monk
     folder = Path(shutil.copytree(simulated, tmp_path / "run"))
     log, watched, told, found = (
         EventLog(folder, real=False, hidden=False),
-        Watched(folder),
+        WatchedRun(folder),
         Listener(Cursor()),
         list[Any](),
     )

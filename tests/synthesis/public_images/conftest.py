@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from sordino import keys
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 
 
 @pytest.fixture
-def wanted() -> Callable[..., Wanted]:
-    def made(**changed: Any) -> Wanted:
+def wanted() -> Callable[..., ImageNeeds]:
+    def made(**changed: Any) -> ImageNeeds:
         plain: dict[str, Any] = {"classes": ("cat", "dog"), "per_class": 6, "shape": (16, 16, 3), "key": keys.root(3)}
-        return Wanted(**plain | changed)
+        return ImageNeeds(**plain | changed)
 
     return made
 

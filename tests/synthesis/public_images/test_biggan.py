@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from scipy import stats
 from torch import nn
 
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import SOURCES, biggan_network, model_files
 from sordino.synthesis.public_images.biggan import noise
@@ -112,7 +112,7 @@ def test_noise_is_a_normal_cut_at_two_deviations() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_sockets")
 def test_candidates_come_once_and_then_from_the_cache(
-    folder: Path, wanted: Callable[..., Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = torch.get_rng_state()
     want = wanted(classes=("cat", "pickup_truck"), cache=tmp_path / "cache")
@@ -131,7 +131,7 @@ def test_candidates_come_once_and_then_from_the_cache(
 
 @pytest.mark.slow
 def test_another_network_under_the_same_name_is_another_model(
-    folder: Path, wanted: Callable[..., Wanted], tmp_path: Path
+    folder: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path
 ) -> None:
     want = wanted(cache=tmp_path / "cache")
     SOURCES["biggan"](str(folder), device="cpu").build(want)
@@ -153,14 +153,14 @@ def test_a_model_is_known_by_what_it_holds(folder: Path, monkeypatch: pytest.Mon
     assert model_files.identity("/models/n", folder).startswith("n@")
 
 
-def test_a_class_that_imagenet_has_not_is_refused(folder: Path, wanted: Callable[..., Wanted]) -> None:
+def test_a_class_that_imagenet_has_not_is_refused(folder: Path, wanted: Callable[..., ImageNeeds]) -> None:
     with pytest.raises(ConfigError, match="deer") as refused:
         SOURCES["biggan"](str(folder)).build(wanted(classes=("cat", "deer")))
     assert refused.value.code == "no-imagenet-id"
     assert "drop the class" in refused.value.fix
 
 
-def test_ids_of_your_own(folder: Path, wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_ids_of_your_own(folder: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path) -> None:
     own = tmp_path / "ids.json"
     own.write_text('{"deer": ["350-351", 353]}')
     made = SOURCES["biggan"](str(folder), ids=str(own), device="cpu").build(wanted(classes=("deer",)))
@@ -213,7 +213,7 @@ def with_a_strange_config(place: Path) -> None:
     ],
 )
 def test_a_folder_that_holds_something_else_is_refused(
-    broken: Callable[[Path], None], code: str, folder: Path, wanted: Callable[..., Wanted], tmp_path: Path
+    broken: Callable[[Path], None], code: str, folder: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path
 ) -> None:
     broken(folder)
     with pytest.raises(ConfigError, match=str(folder)) as refused:
@@ -223,13 +223,13 @@ def test_a_folder_that_holds_something_else_is_refused(
 
 
 @pytest.mark.parametrize("path", ["/not/here", "owner/name"])
-def test_a_folder_that_is_not_there_is_refused(path: str, wanted: Callable[..., Wanted]) -> None:
+def test_a_folder_that_is_not_there_is_refused(path: str, wanted: Callable[..., ImageNeeds]) -> None:
     with pytest.raises(ConfigError) as refused:
         SOURCES["biggan"](path).build(wanted(network=True))
     assert refused.value.code == "no-model"
 
 
-def test_every_id_of_the_package_is_an_imagenet_class(folder: Path, wanted: Callable[..., Wanted]) -> None:
+def test_every_id_of_the_package_is_an_imagenet_class(folder: Path, wanted: Callable[..., ImageNeeds]) -> None:
     from sordino.synthesis.public_images import biggan
 
     known: dict[str, Any] = biggan._ids(None)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sordino.data.dataset import Array, Wanted
+from sordino.data.dataset import Array, ImageNeeds
 from sordino.errors import ConfigError, DataError, RunError
 from sordino.synthesis.public_images import store
 from sordino.synthesis.public_images.drawing import REDRAWN, Drawn, draw_all
@@ -47,11 +47,11 @@ class Painter:
         return np.random.default_rng([seed, *words]).integers(0, 256, (32, 32, 3), np.uint8)
 
 
-def draw(wanted: Wanted, painter: Painter, texts: Any = TEXTS, **changed: Any) -> Drawn:
+def draw(wanted: ImageNeeds, painter: Painter, texts: Any = TEXTS, **changed: Any) -> Drawn:
     return draw_all(wanted, texts, DEPENDS | changed, 4, painter.start)
 
 
-def test_a_hit_draws_nothing_and_loads_nothing(wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_a_hit_draws_nothing_and_loads_nothing(wanted: Callable[..., ImageNeeds], tmp_path: Path) -> None:
     asked, first, again = wanted(cache=tmp_path), Painter(), Painter()
     made, found = draw(asked, first), draw(asked, again)
     assert (first.started, first.calls, len(first.drawn)) == (1, 3, 12)
@@ -68,13 +68,13 @@ def test_a_hit_draws_nothing_and_loads_nothing(wanted: Callable[..., Wanted], tm
     "changed", [{"model": "m@2"}, {"steps": 25}, {"guidance": 5.0}, {"size": 64}, {"backend": "other"}]
 )
 def test_what_an_image_hangs_on_makes_it_another(
-    changed: dict[str, Any], wanted: Callable[..., Wanted], tmp_path: Path
+    changed: dict[str, Any], wanted: Callable[..., ImageNeeds], tmp_path: Path
 ) -> None:
     draw(wanted(cache=tmp_path), Painter())
     assert draw(wanted(cache=tmp_path), Painter(), **changed).facts["made"] == 12
 
 
-def test_so_do_key_shape_and_prompt(wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_so_do_key_shape_and_prompt(wanted: Callable[..., ImageNeeds], tmp_path: Path) -> None:
     draw(wanted(cache=tmp_path), Painter())
     assert draw(wanted(cache=tmp_path, key=4), Painter()).facts["made"] == 12
     assert draw(wanted(cache=tmp_path, shape=(8, 8, 1)), Painter()).facts["made"] == 12
@@ -83,7 +83,7 @@ def test_so_do_key_shape_and_prompt(wanted: Callable[..., Wanted], tmp_path: Pat
     assert other.drawn == ["cat ?"]
 
 
-def test_a_run_that_was_cut_off_goes_on(wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_goes_on(wanted: Callable[..., ImageNeeds], tmp_path: Path) -> None:
     asked, rest = wanted(cache=tmp_path), Painter()
     with pytest.raises(KeyboardInterrupt):
         draw(asked, Painter(breaks_at=2))
@@ -94,12 +94,12 @@ def test_a_run_that_was_cut_off_goes_on(wanted: Callable[..., Wanted], tmp_path:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_without_a_class_the_others_stay(wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_without_a_class_the_others_stay(wanted: Callable[..., ImageNeeds], tmp_path: Path) -> None:
     draw(wanted(cache=tmp_path), Painter())
     assert draw(wanted(cache=tmp_path, classes=("dog",)), Painter(), texts=TEXTS[1:]).facts["cached"] == 6
 
 
-def test_a_damaged_image_is_drawn_again(wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_a_damaged_image_is_drawn_again(wanted: Callable[..., ImageNeeds], tmp_path: Path) -> None:
     whole = draw(wanted(cache=tmp_path), Painter())
     kept = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     flipped = bytearray(kept[0].read_bytes())
@@ -113,7 +113,9 @@ def test_a_damaged_image_is_drawn_again(wanted: Callable[..., Wanted], tmp_path:
 
 
 @pytest.mark.parametrize("tries", range(REDRAWN + 2))
-def test_a_blank_image_is_tried_three_times_again(tries: int, wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_a_blank_image_is_tried_three_times_again(
+    tries: int, wanted: Callable[..., ImageNeeds], tmp_path: Path
+) -> None:
     asked, painter, again = wanted(cache=tmp_path), Painter({"dog 3": tries}), Painter()
     made = draw(asked, painter)
     lost = int(tries > REDRAWN)
@@ -128,13 +130,13 @@ def test_a_blank_image_is_tried_three_times_again(tries: int, wanted: Callable[.
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_class_of_blanks_alone_is_refused(wanted: Callable[..., Wanted]) -> None:
+def test_a_class_of_blanks_alone_is_refused(wanted: Callable[..., ImageNeeds]) -> None:
     with pytest.raises(DataError, match="dog") as refused:
         draw(wanted(), Painter(dict.fromkeys(TEXTS[1], 99)))
     assert refused.value.code == "all-blank"
 
 
-def test_a_cache_that_cannot_be_written_is_refused(wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_refused(wanted: Callable[..., ImageNeeds], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(DataError, match=str(tmp_path)) as refused:
         draw(wanted(cache=tmp_path / "file"), Painter())
@@ -154,7 +156,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_manifest_counts(wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_the_manifest_counts(wanted: Callable[..., ImageNeeds], tmp_path: Path) -> None:
     image = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
     other = image + 1
     built = gathered("s", "", wanted(cache=tmp_path), [np.stack([image, other, image]), np.stack([image])], model="m@1")
@@ -169,7 +171,7 @@ def test_the_manifest_counts(wanted: Callable[..., Wanted], tmp_path: Path) -> N
     "wrong",
     [{"classes": ()}, {"classes": ("a", "a")}, {"shape": (16, 16, 2)}, {"shape": (0, 16, 1)}],
 )
-def test_what_cannot_be_wanted_is_refused(wrong: dict[str, Any], wanted: Callable[..., Wanted]) -> None:
+def test_what_cannot_be_wanted_is_refused(wrong: dict[str, Any], wanted: Callable[..., ImageNeeds]) -> None:
     with pytest.raises(ConfigError) as refused:
         wanted(**wrong)
     assert refused.value.code == "out-of-range"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sordino import config
-from sordino.data.dataset import Candidates, Wanted, cache_folder
+from sordino.data.dataset import Candidates, ImageNeeds, cache_folder
 from sordino.errors import SordinoError
 from sordino.runs.backend import ServerData
 from sordino.runs.simulation import simulated
@@ -67,16 +67,16 @@ class Spy:
     tone: int = 7
     label: ClassVar[str] = "spied"
     pool: ClassVar[float] = 0.0
-    seen: ClassVar[list[Wanted]] = []
+    seen: ClassVar[list[ImageNeeds]] = []
 
-    def build(self, wanted: Wanted) -> Candidates:
+    def build(self, wanted: ImageNeeds) -> Candidates:
         self.seen.append(wanted)
         images = [np.full((wanted.per_class, *wanted.shape), self.tone, np.uint8) for _ in wanted.classes]
         return gathered("spy", self.label, wanted, images)
 
 
 @pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
+def spy(monkeypatch: pytest.MonkeyPatch) -> list[ImageNeeds]:
     monkeypatch.setitem(SOURCES, "spy", Spy)
     Spy.seen.clear()
     return Spy.seen
@@ -89,7 +89,7 @@ def held(candidates: Any, **more: Any) -> ServerData:
 # what the table says --------------------------------------------------------------------------------------------------
 
 
-def test_the_table_and_the_engine_reach_the_source(spy: list[Wanted], here: Path) -> None:
+def test_the_table_and_the_engine_reach_the_source(spy: list[ImageNeeds], here: Path) -> None:
     _ = held({"source": "spy"}).drawn
     _ = held({"source": "spy", "per_class": 3, "network": True, "tone": 9}, engine={"cache": str(here / "mine")}).drawn
     assert [(w.per_class, w.network, w.cache) for w in spy] == [
@@ -155,7 +155,7 @@ def test_what_costs_nothing_is_not_kept_and_asks_nobody(source: str, here: Path)
     assert not (here / "kept").exists()
 
 
-def test_phases_share_one_set(spy: list[Wanted]) -> None:
+def test_phases_share_one_set(spy: list[ImageNeeds]) -> None:
     table = {"source": "spy", "per_class": 5}
     algorithm = {"name": "slaug_fl", "probe": "candidates"}
     parts = simulated(config.validate({"candidates": table, "algorithm": algorithm, "model": {"name": "cnn_norm"}}))
@@ -277,7 +277,7 @@ def test_a_run_says_once_how_its_candidates_were_made(cli: Cli, here: Path, call
 
 
 @pytest.mark.slow
-def test_a_run_that_needs_none_draws_none(spy: list[Wanted], cli: Cli, here: Path) -> None:
+def test_a_run_that_needs_none_draws_none(spy: list[ImageNeeds], cli: Cli, here: Path) -> None:
     words = ('candidates={source="spy"}', 'algorithm={name="fedavg"}', "--out", "run")
     assert cli("run", "slaug.toml", *words).code == 0
     assert spy == []
@@ -285,7 +285,7 @@ def test_a_run_that_needs_none_draws_none(spy: list[Wanted], cli: Cli, here: Pat
 
 
 @pytest.mark.slow
-def test_what_is_over_needs_no_candidates(spy: list[Wanted], cli: Cli) -> None:
+def test_what_is_over_needs_no_candidates(spy: list[ImageNeeds], cli: Cli) -> None:
     words = ('candidates={source="spy", per_class=6}', "algorithm.variant=pooled", "--out", "run")
     assert cli("run", "slaug.toml", *words).code == 0
     assert cli("resume", "run").code == 0

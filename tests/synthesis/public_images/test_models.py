@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import PROMPTS, SOURCES
 from sordino.synthesis.public_images.prompts import local
@@ -111,7 +111,7 @@ def source(pipeline: Path, **settings: Any) -> Any:
 
 @pytest.mark.usefixtures("no_sockets")
 def test_a_pipeline_on_disk_draws_each_image_from_its_own_seed(
-    pipeline: Path, wanted: Callable[..., Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = torch.get_rng_state()
     want = wanted(per_class=3, cache=tmp_path)
@@ -131,7 +131,7 @@ def test_a_pipeline_on_disk_draws_each_image_from_its_own_seed(
     np.testing.assert_array_equal(made.x, again.x)
 
 
-def test_settings_and_words_reach_the_pipeline(pipeline: Path, wanted: Callable[..., Wanted]) -> None:
+def test_settings_and_words_reach_the_pipeline(pipeline: Path, wanted: Callable[..., ImageNeeds]) -> None:
     plain = source(pipeline).build(wanted(per_class=1))
     for changed in ({"steps": 3}, {"guidance": 1.0}, {"fast": True}, {"prompts": {"name": "label_only"}}):
         other = source(pipeline, **changed).build(wanted(per_class=1))
@@ -143,7 +143,7 @@ def test_settings_and_words_reach_the_pipeline(pipeline: Path, wanted: Callable[
 
 @pytest.mark.usefixtures("no_sockets")
 @pytest.mark.parametrize(("model", "code"), [("/not/here", "no-model"), ("owner/not-on-this-machine", "no-model")])
-def test_a_model_that_is_not_there_is_not_fetched(model: str, code: str, wanted: Callable[..., Wanted]) -> None:
+def test_a_model_that_is_not_there_is_not_fetched(model: str, code: str, wanted: Callable[..., ImageNeeds]) -> None:
     with pytest.raises(ConfigError) as pictures:
         SOURCES["diffusers"](model).build(wanted())
     with pytest.raises(ConfigError) as words:
@@ -153,7 +153,7 @@ def test_a_model_that_is_not_there_is_not_fetched(model: str, code: str, wanted:
 
 @pytest.mark.usefixtures("no_sockets")
 def test_what_the_hub_gave_before_is_found_without_it(
-    pipeline: Path, speaker: Path, wanted: Callable[..., Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Path, speaker: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, place in (("pictures", pipeline), ("words", speaker)):
         kept = tmp_path / f"models--me--{name}"
@@ -170,7 +170,7 @@ def test_what_the_hub_gave_before_is_found_without_it(
 
 
 def test_a_folder_that_holds_something_else(
-    pipeline: Path, speaker: Path, wanted: Callable[..., Wanted], tmp_path: Path
+    pipeline: Path, speaker: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", speaker):
@@ -194,7 +194,7 @@ def test_a_folder_that_holds_something_else(
 
 @pytest.mark.usefixtures("no_sockets")
 def test_a_language_model_on_disk_writes_prompts(
-    speaker: Path, wanted: Callable[..., Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speaker: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = torch.get_rng_state()
     model = PROMPTS["transformers"](str(speaker), max_new_tokens=60, device="cpu")
@@ -208,7 +208,7 @@ def test_a_language_model_on_disk_writes_prompts(
 
 
 def test_a_language_model_that_was_never_taught_to_chat(
-    speaker: Path, wanted: Callable[..., Wanted], tmp_path: Path
+    speaker: Path, wanted: Callable[..., ImageNeeds], tmp_path: Path
 ) -> None:
     """Without a template it is asked in plain words, and this one answers nonsense, the same for the same key."""
     plain = tmp_path / "plain"

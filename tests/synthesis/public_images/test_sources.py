@@ -16,7 +16,7 @@ from sklearn.svm import SVC
 
 from sordino import config
 from sordino.data import digits
-from sordino.data.dataset import Array, Candidates, CandidateSource, Split, Wanted
+from sordino.data.dataset import Array, Candidates, CandidateSource, ImageNeeds, Split
 from sordino.errors import BackendUnavailable, ConfigError, DataError
 from sordino.synthesis.public_images import SOURCES
 from sordino.synthesis.public_images.embedded import digit
@@ -40,7 +40,7 @@ def pool(classes: int, each: int, shape: tuple[int, int, int] = (16, 16, 3)) -> 
     return Split(x, y.astype(np.int64))
 
 
-def asked(wanted: Callable[..., Wanted], name: str, **changed: Any) -> Wanted:
+def asked(wanted: Callable[..., ImageNeeds], name: str, **changed: Any) -> ImageNeeds:
     return wanted(**{"classes": NUMBERS, "per_class": 20, "pool": pool(10, 25)} | changed)
 
 
@@ -51,7 +51,7 @@ EMBEDDED = ["public_split", "sklearn_digits", "procedural"]
 @pytest.mark.parametrize("shape", [(16, 16, 3), (12, 20, 1)])
 @pytest.mark.slow
 def test_an_embedded_source_draws_what_is_wanted(
-    name: str, shape: tuple[int, int, int], wanted: Callable[..., Wanted]
+    name: str, shape: tuple[int, int, int], wanted: Callable[..., ImageNeeds]
 ) -> None:
     want = asked(wanted, name, shape=shape)
     made = source(name).build(want)
@@ -81,7 +81,7 @@ def test_only_public_split_takes_of_the_training_set() -> None:
     assert shares == dict.fromkeys(SOURCES, 0.0) | {"public_split": 0.1}
 
 
-def test_the_manifest_says_the_truth_about_wrong_images(wanted: Callable[..., Wanted]) -> None:
+def test_the_manifest_says_the_truth_about_wrong_images(wanted: Callable[..., ImageNeeds]) -> None:
     made = source("public_split", shift=0.0).build(asked(wanted, "public_split"))
     shown = made.x[:, 8, 8, 0] // 10
     assert np.flatnonzero(shown != made.y).tolist() == made.manifest["wrong"] != []
@@ -89,13 +89,13 @@ def test_the_manifest_says_the_truth_about_wrong_images(wanted: Callable[..., Wa
     assert len(np.unique(own[:, 0, 0, 0])) == len(own)  # nobody's image is taken twice for its own class
 
 
-def test_a_smaller_pool_gives_what_it_has(wanted: Callable[..., Wanted]) -> None:
+def test_a_smaller_pool_gives_what_it_has(wanted: Callable[..., ImageNeeds]) -> None:
     made = source("public_split").build(asked(wanted, "public_split", pool=pool(10, 7)))
     assert made.manifest["counts"] == dict.fromkeys(NUMBERS, 7)
     assert made.manifest["wanted"] == 20
 
 
-def test_one_class_alone_cannot_be_mistaken(wanted: Callable[..., Wanted]) -> None:
+def test_one_class_alone_cannot_be_mistaken(wanted: Callable[..., ImageNeeds]) -> None:
     made = source("procedural").build(wanted(classes=("cat",)))
     assert made.manifest["wrong"] == []
 
@@ -121,7 +121,7 @@ def test_the_shift_is_one_camera_for_all_and_nothing_at_strength_0() -> None:
     ],
 )
 def test_what_a_source_cannot_draw_is_refused(
-    name: str, changed: dict[str, Any], code: str, wanted: Callable[..., Wanted]
+    name: str, changed: dict[str, Any], code: str, wanted: Callable[..., ImageNeeds]
 ) -> None:
     with pytest.raises((ConfigError, DataError)) as refused:
         source(name).build(asked(wanted, name, **changed))
@@ -193,7 +193,7 @@ def nearest(train: Candidates, x: Array) -> Array:
 
 
 @pytest.mark.slow
-def test_drawn_digits_look_like_digits(wanted: Callable[..., Wanted]) -> None:
+def test_drawn_digits_look_like_digits(wanted: Callable[..., ImageNeeds]) -> None:
     """Who has seen drawn digits only knows handwritten ones. By chance 0.1; of 1,797 tries more than 0.15 are a matter
     of 1e-10.
     """
@@ -210,7 +210,7 @@ def test_drawn_digits_look_like_digits(wanted: Callable[..., Wanted]) -> None:
     assert score(np.random.default_rng(0).permutation(made.y)) < 0.2  # the control
 
 
-def test_the_bundled_digits_are_the_digits(wanted: Callable[..., Wanted]) -> None:
+def test_the_bundled_digits_are_the_digits(wanted: Callable[..., ImageNeeds]) -> None:
     want = wanted(classes=NUMBERS[::-1], per_class=50, shape=(16, 16, 1))
     made = source("sklearn_digits").build(want)
     plain = digits.load()
@@ -234,7 +234,7 @@ def test_every_class_has_a_figure_of_its_own() -> None:
     assert len(DIGITS) == 10
 
 
-def test_the_words_of_a_prompt_shape_the_picture(tmp_path: Path, wanted: Callable[..., Wanted]) -> None:
+def test_the_words_of_a_prompt_shape_the_picture(tmp_path: Path, wanted: Callable[..., ImageNeeds]) -> None:
     def drawn(text: str, name: str = "cat") -> Array:
         (tmp_path / f"{name}.txt").write_text(text)
         made = source("procedural", prompts={"name": "file", "path": str(tmp_path)})
@@ -259,7 +259,7 @@ def write(path: Path, level: int, size: tuple[int, int] = (20, 14), mode: str = 
     Image.fromarray(levels).convert(mode).save(path)
 
 
-def test_a_folder_is_read_by_name_or_number(tmp_path: Path, wanted: Callable[..., Wanted]) -> None:
+def test_a_folder_is_read_by_name_or_number(tmp_path: Path, wanted: Callable[..., ImageNeeds]) -> None:
     for at in range(9):
         write(tmp_path / "cat" / f"{at}.png", 10 * at)
     write(tmp_path / "1" / "a.JPG", 200)
@@ -277,7 +277,7 @@ def test_a_folder_is_read_by_name_or_number(tmp_path: Path, wanted: Callable[...
     assert source("folder", path=str(tmp_path)).build(wanted(shape=(5, 7, 1))).x.shape == (8, 5, 7, 1)
 
 
-def test_a_folder_with_something_wrong_is_named(tmp_path: Path, wanted: Callable[..., Wanted]) -> None:
+def test_a_folder_with_something_wrong_is_named(tmp_path: Path, wanted: Callable[..., ImageNeeds]) -> None:
     def refusal(says: str) -> str:
         with pytest.raises(DataError, match=says) as refused:
             source("folder", path=str(tmp_path)).build(wanted(cache=tmp_path / "cache"))
@@ -306,7 +306,7 @@ def test_grey_and_colour_turn_into_each_other() -> None:
 @pytest.mark.usefixtures("no_sockets")
 @pytest.mark.parametrize("prompts", [{"name": "template"}, {"name": "label_only"}, {"name": "file", "path": "prompts"}])
 def test_no_socket_is_opened(
-    prompts: dict[str, Any], wanted: Callable[..., Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prompts: dict[str, Any], wanted: Callable[..., ImageNeeds], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in NUMBERS:
@@ -330,7 +330,7 @@ def test_no_socket_is_opened(
     ],
 )
 def test_a_missing_package_names_its_extra(
-    package: str, table: dict[str, Any], named: str, wanted: Callable[..., Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, table: dict[str, Any], named: str, wanted: Callable[..., ImageNeeds], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     for name in ("cat", "dog"):
@@ -345,7 +345,7 @@ def test_a_missing_package_names_its_extra(
     assert not (tmp_path / "cache").exists()
 
 
-def test_candidates_are_different_pictures(wanted: Callable[..., Wanted]) -> None:
+def test_candidates_are_different_pictures(wanted: Callable[..., ImageNeeds]) -> None:
     made = source("procedural", bad_fraction=0.0).build(wanted(classes=FIRST, per_class=20))
     assert made.manifest["duplicates"] == 0
     assert made.x.reshape(200, -1).std(0).mean() > 20

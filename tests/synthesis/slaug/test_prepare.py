@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import config, keys, tree
-from sordino.algorithms.optional import Known
+from sordino.algorithms.optional import PublicFacts
 from sordino.errors import SordinoError
 from sordino.runs.run import resume, start
 from sordino.synthesis.generators import nets
@@ -85,7 +85,7 @@ ORDER = torch.tensor([[2, 2, 1, 0], [1, 0, 2, 3], [0, 1, 3, 1]])  # ranks x clas
 
 def asking(prototypes: int | None = None) -> tuple[Ask, Asking]:
     made = task()
-    ask = Ask(recipe=Noting(keep=2), prototypes=prototypes).fitted(Known((8, 8, 1), 4, (5, 5, 5, 5), 9))
+    ask = Ask(recipe=Noting(keep=2), prototypes=prototypes).fitted(PublicFacts((8, 8, 1), 4, (5, 5, 5, 5), 9))
     table = torch.zeros(4, 4, dtype=DOUBLE)
     kept = tree.map(
         lambda leaf: torch.arange(12.0).reshape(3, 4, *[1] * leaf.dim()).expand(3, 4, *leaf.shape), made.init(0)
@@ -278,7 +278,7 @@ def test_candidates_are_chosen_through_the_model_of_whoever_answered() -> None:
     only = [candidates.x[torch.nonzero(candidates.y == c)[2]] for c in (0, 1)]
     anchors = [Anchor(c, made.features(models[c], only[c])[0], made, models[c]) for c in (0, 1)]
     recipe = Recipe(keep=5)
-    recipe = recipe.fitted(Known((8, 8, 1), 4, (5,), 9))
+    recipe = recipe.fitted(PublicFacts((8, 8, 1), 4, (5,), 9))
     found = recipe.chosen(candidates, anchors, KEY)
     for c in (0, 1):
         rows = torch.nonzero(candidates.y == c).flatten()

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, BackendUnavailable, ConfigError, SordinoError, WireError
-from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
+from sordino.synthesis.public_images.prompts.dialogue import Reply, Turn, converse
 from sordino.synthesis.public_images.prompts.texts import Prompts, kept
 
 LARGEST = 4 << 20  # bytes of an answer, at most
@@ -72,7 +72,7 @@ class OpenAIChat:
         except ValueError:
             return False
 
-    def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
+    def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         if not (wanted.network or self.local):
             raise ConfigError(
                 f"the chat server {self.host} is another machine, but the network is not allowed",
@@ -83,12 +83,12 @@ class OpenAIChat:
         depends |= {"temperature": self.temperature, "key": wanted.key}
         return kept(wanted, depends, lambda: self._ask(name, count, wanted))
 
-    def _ask(self, name: str, count: int, wanted: Wanted) -> Prompts:
+    def _ask(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         _log.warning("the class name %r is disclosed to %s", name, self.host)
         said = converse("openai_chat", name, count, self.per_call, self._say, wanted)
         return said._replace(told=self.host)
 
-    def _say(self, dialogue: list[Message]) -> Reply:
+    def _say(self, dialogue: list[Turn]) -> Reply:
         for attempt in range(self.retries + 1):
             try:
                 return _reply(self._post(dialogue))
@@ -107,7 +107,7 @@ class OpenAIChat:
                 ) from None
         raise AssertionError("the last attempt answers or raises")
 
-    def _post(self, dialogue: list[Message]) -> bytes:
+    def _post(self, dialogue: list[Turn]) -> bytes:
         body = {"model": self.model, "messages": dialogue, "temperature": self.temperature}
         headers = {"Content-Type": "application/json", "User-Agent": "sordino"}
         if key := os.environ.get(self.key_env):

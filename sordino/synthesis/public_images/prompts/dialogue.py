@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 from sordino.errors import DataError
 from sordino.synthesis.public_images.prompts.texts import Prompts, Template, unique
 from sordino.synthesis.public_images.store import spoken
 
-Message: TypeAlias = dict[str, str]
+Turn: TypeAlias = dict[str, str]
 SHORTEST, LONGEST = 3, 600  # characters of a description of a picture
 KEYS = ("prompt", "text", "description", "caption")
 ANNOUNCED = re.compile(rf'"(?:{"|".join(KEYS)})"\s*:\s*$')
@@ -38,12 +38,12 @@ class Reply(NamedTuple):
 
 
 def converse(
-    backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted
+    backend: str, name: str, count: int, per_call: int, say: Callable[[list[Turn]], Reply], wanted: ImageNeeds
 ) -> Prompts:
     """Prompts from a dialogue with a language model, called by `say`, which is asked for `per_call` of them at a time.
     The grammar supplies missing prompts; a model that gives none at all is an error.
     """
-    dialogue: list[Message] = [{"role": "user", "content": _request(name, min(per_call, count))}]
+    dialogue: list[Turn] = [{"role": "user", "content": _request(name, min(per_call, count))}]
     found: dict[str, str] = {}
     calls = idle = 0
     while len(found) < count and idle < IDLE:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from sordino import keys
 from sordino.accounting.events import Json
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 from sordino.errors import COUNT, POSITIVE, ConfigError, extra
 from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
-from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
+from sordino.synthesis.public_images.prompts.dialogue import Reply, Turn, converse
 from sordino.synthesis.public_images.prompts.texts import Prompts, kept
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -27,7 +27,7 @@ class Transformers:
     device: Device = "auto"
     _loaded: Json = field(default_factory=dict, repr=False, compare=False)  # folder -> (tokenizer, model)
 
-    def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
+    def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         with extra("diffusion", "these candidates", "missing-diffusion-extra"):
             import transformers
             from huggingface_hub import snapshot_download
@@ -51,10 +51,10 @@ class Transformers:
 
         return kept(wanted, depends, ask)
 
-    def _speaker(self, tokenizer: Any, model: Any, key: keys.Key) -> Callable[[list[Message]], Reply]:
+    def _speaker(self, tokenizer: Any, model: Any, key: keys.Key) -> Callable[[list[Turn]], Reply]:
         import torch
 
-        def say(dialogue: list[Message]) -> Reply:
+        def say(dialogue: list[Turn]) -> Reply:
             inputs = _tokens(tokenizer, dialogue).to(model.device)
             # generate() draws from the global generators, which are restored afterwards
             cuda = [model.device] if model.device.type == "cuda" else []
@@ -89,7 +89,7 @@ def _load(transformers: Any, folder: str, asked: Device) -> tuple[Any, Any]:
     return tokenizer, model.to(where, torch.bfloat16 if where == "cuda" else torch.float32).eval()
 
 
-def _tokens(tokenizer: Any, dialogue: list[Message]) -> Any:
+def _tokens(tokenizer: Any, dialogue: list[Turn]) -> Any:
     if getattr(tokenizer, "chat_template", None):
         return tokenizer.apply_chat_template(
             dialogue, add_generation_prompt=True, tokenize=True, return_tensors="pt", return_dict=True

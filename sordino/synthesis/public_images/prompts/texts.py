@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from sordino import keys
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import store
 from sordino.synthesis.public_images.store import spoken
@@ -70,12 +70,12 @@ class Prompts(NamedTuple):
 
 
 class PromptSource(Protocol):
-    def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
+    def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         """`count` prompts for the class `name`, the same for the same key."""
         ...
 
 
-def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]) -> Prompts:
+def kept(wanted: ImageNeeds, depends: dict[str, object], make: Callable[[], Prompts]) -> Prompts:
     """Prompts from the cache, else made by `make` and cached: a language model would not repeat them, and images depend
     on them."""
     if wanted.cache is None:
@@ -91,7 +91,7 @@ def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]
 
 @dataclass(frozen=True)
 class Template:
-    def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
+    def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         word = spoken(name).casefold()
         parts = (STYLES, LOOKS, SYNONYMS.get(word, (word,)), POSES, PLACES, LIGHTS, VIEWS)
         total = prod(map(len, parts))
@@ -125,7 +125,7 @@ class File:
 
     path: str
 
-    def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
+    def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         folder, number = Path(self.path).expanduser(), wanted.classes.index(name)
         places = [folder / f"{stem}{suffix}" for stem in (name, number) for suffix in (".txt", ".jsonl")]
         place = next((file for file in places if file.is_file()), None)
@@ -174,7 +174,7 @@ def _of_json(place: Path, line: str) -> str:
 class LabelOnly:
     """The class name alone, with another seed for each image: a baseline for the prompts of a language model."""
 
-    def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
+    def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         return Prompts((spoken(name),) * count, {"label_only": count})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sordino import config
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 from sordino.errors import SordinoError
 from sordino.synthesis.public_images import PROMPTS, SOURCES, PromptSource
 from tests.synthesis.public_images.chatting import Server, cats, chat, serving
@@ -36,7 +36,7 @@ def source(url: str, slept: list[float] | None = None, **settings: Any) -> Promp
     return PROMPTS["openai_chat"](url, "tiny", **settings, _sleep=waited.append)
 
 
-def test_the_dialogue_is_kept_and_continued(server: Server, wanted: Callable[..., Wanted]) -> None:
+def test_the_dialogue_is_kept_and_continued(server: Server, wanted: Callable[..., ImageNeeds]) -> None:
     server.says(cats(0, 50), cats(40, 90), cats(90, 140))
     made = source(server.url).prompts("cat", 120, wanted())
     assert made.texts == tuple(f"cat number {n}" for n in range(120))
@@ -55,7 +55,7 @@ def test_the_dialogue_is_kept_and_continued(server: Server, wanted: Callable[...
     assert {body["model"] for body in bodies} == {"tiny"}
 
 
-def test_a_busy_server_is_given_time(server: Server, wanted: Callable[..., Wanted]) -> None:
+def test_a_busy_server_is_given_time(server: Server, wanted: Callable[..., ImageNeeds]) -> None:
     slept: list[float] = []
     server.answers = [(429, {"Retry-After": "7"}, b""), (503, {}, b""), (500, {}, b"")]
     server.says(cats(0, 2))
@@ -63,7 +63,7 @@ def test_a_busy_server_is_given_time(server: Server, wanted: Callable[..., Wante
     assert slept == [7, 2, 4]
 
 
-def test_a_dry_server_is_helped_out_by_the_grammar(server: Server, wanted: Callable[..., Wanted]) -> None:
+def test_a_dry_server_is_helped_out_by_the_grammar(server: Server, wanted: Callable[..., ImageNeeds]) -> None:
     server.says(cats(0, 3))
     made = source(server.url).prompts("cat", 10, wanted())
     assert made.by == {"openai_chat": 3, "template": 7}
@@ -87,7 +87,7 @@ BAD: dict[str, tuple[list[tuple[int, dict[str, str], bytes]], str, int]] = {
 
 @pytest.mark.parametrize(("answers", "code", "calls"), BAD.values(), ids=BAD.keys())
 def test_a_bad_server_is_a_clear_error_and_leaves_nothing_behind(
-    answers: list[Any], code: str, calls: int, server: Server, wanted: Callable[..., Wanted], tmp_path: Path
+    answers: list[Any], code: str, calls: int, server: Server, wanted: Callable[..., ImageNeeds], tmp_path: Path
 ) -> None:
     server.answers = answers
     with pytest.raises(SordinoError) as refused:
@@ -98,7 +98,7 @@ def test_a_bad_server_is_a_clear_error_and_leaves_nothing_behind(
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_server_that_says_nothing_is_not_waited_for(server: Server, wanted: Callable[..., Wanted]) -> None:
+def test_a_server_that_says_nothing_is_not_waited_for(server: Server, wanted: Callable[..., ImageNeeds]) -> None:
     server.slow = 0.6
     server.says(cats(0, 5))
     with pytest.raises(SordinoError) as refused:
@@ -106,7 +106,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(server: Server, wanted: Ca
     assert refused.value.code == "chat-timeout"
 
 
-def test_a_server_that_is_not_there(wanted: Callable[..., Wanted]) -> None:
+def test_a_server_that_is_not_there(wanted: Callable[..., ImageNeeds]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers
         with pytest.raises(SordinoError) as refused:
@@ -114,7 +114,7 @@ def test_a_server_that_is_not_there(wanted: Callable[..., Wanted]) -> None:
     assert refused.value.code == "chat-unreachable"
 
 
-def test_a_redirect_leads_nowhere(server: Server, other: Server, wanted: Callable[..., Wanted]) -> None:
+def test_a_redirect_leads_nowhere(server: Server, other: Server, wanted: Callable[..., ImageNeeds]) -> None:
     other.says(cats(0, 5))
     server.answers = [(302, {"Location": f"{other.url}/chat/completions"}, b"")]
     with pytest.raises(SordinoError) as refused:
@@ -124,7 +124,7 @@ def test_a_redirect_leads_nowhere(server: Server, other: Server, wanted: Callabl
 
 
 def test_a_proxy_does_not_see_what_stays_on_this_machine(
-    server: Server, other: Server, wanted: Callable[..., Wanted], monkeypatch: pytest.MonkeyPatch
+    server: Server, other: Server, wanted: Callable[..., ImageNeeds], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -136,7 +136,7 @@ def test_a_proxy_does_not_see_what_stays_on_this_machine(
 
 
 @pytest.mark.usefixtures("no_sockets")
-def test_another_machine_is_asked_only_where_the_network_is_allowed(wanted: Callable[..., Wanted]) -> None:
+def test_another_machine_is_asked_only_where_the_network_is_allowed(wanted: Callable[..., ImageNeeds]) -> None:
     with pytest.raises(SordinoError) as refused:
         source("https://chat.example/v1").prompts("cat", 5, wanted())
     assert refused.value.code == "network-off"
@@ -154,7 +154,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 
 def test_the_key_goes_to_the_server_and_nowhere_else(
-    server: Server, wanted: Callable[..., Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, wanted: Callable[..., ImageNeeds], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "s3cret-key")
     server.says(cats(0, 5))
@@ -183,7 +183,7 @@ def test_a_key_does_not_travel_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_log_says_who_learns_the_names(
-    server: Server, wanted: Callable[..., Wanted], caplog: pytest.LogCaptureFixture
+    server: Server, wanted: Callable[..., ImageNeeds], caplog: pytest.LogCaptureFixture
 ) -> None:
     server.says(cats(0, 5))
     with caplog.at_level(logging.WARNING, "sordino"):
@@ -191,7 +191,9 @@ def test_the_log_says_who_learns_the_names(
     assert "'cat' is disclosed to 127.0.0.1" in caplog.text
 
 
-def test_what_was_said_once_is_not_asked_again(server: Server, wanted: Callable[..., Wanted], tmp_path: Path) -> None:
+def test_what_was_said_once_is_not_asked_again(
+    server: Server, wanted: Callable[..., ImageNeeds], tmp_path: Path
+) -> None:
     server.says(cats(0, 5))
     first = source(server.url).prompts("cat", 5, wanted(cache=tmp_path))
     again = source(server.url).prompts("cat", 5, wanted(cache=tmp_path))

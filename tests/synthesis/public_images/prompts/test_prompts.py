@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.data.dataset import Wanted
+from sordino.data.dataset import ImageNeeds
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import PROMPTS
 from sordino.synthesis.public_images.prompts import chosen
-from sordino.synthesis.public_images.prompts.dialogue import IDLE, Message, Reply, converse, is_refusal, parse
+from sordino.synthesis.public_images.prompts.dialogue import IDLE, Reply, Turn, converse, is_refusal, parse
 from sordino.synthesis.public_images.prompts.texts import SYNONYMS
 
 CLASSES = (*SYNONYMS, "7", "pickup_truck", "non-motorized vehicle")
@@ -78,7 +78,7 @@ def test_a_refusal_is_told_from_an_answer() -> None:
 @pytest.mark.one_fast
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_grammar_has_thousands_of_different_prompts_that_name_the_class(
-    name: str, wanted: Callable[..., Wanted]
+    name: str, wanted: Callable[..., ImageNeeds]
 ) -> None:
     asked = wanted(classes=CLASSES)
     made = PROMPTS["template"]().prompts(name, 2000, asked)
@@ -90,13 +90,13 @@ def test_the_grammar_has_thousands_of_different_prompts_that_name_the_class(
     assert made != PROMPTS["template"]().prompts(name, 2000, wanted(classes=CLASSES, key=asked.key + 1))
 
 
-def test_more_prompts_than_the_grammar_has_are_refused(wanted: Callable[..., Wanted]) -> None:
+def test_more_prompts_than_the_grammar_has_are_refused(wanted: Callable[..., ImageNeeds]) -> None:
     with pytest.raises(ConfigError) as refused:
         PROMPTS["template"]().prompts("cat", 10**6, wanted())
     assert refused.value.code == "too-few-prompts"
 
 
-def test_files_are_read_as_text_and_as_lines_of_json(tmp_path: Path, wanted: Callable[..., Wanted]) -> None:
+def test_files_are_read_as_text_and_as_lines_of_json(tmp_path: Path, wanted: Callable[..., ImageNeeds]) -> None:
     (tmp_path / "cat.txt").write_text("a cat\n\n  a black cat  \nA CAT\n")
     (tmp_path / "1.jsonl").write_text('"a dog"\n{"prompt": "a brown dog", "by": "me"}\n')
     source = PROMPTS["file"](str(tmp_path))
@@ -117,7 +117,7 @@ def test_files_are_read_as_text_and_as_lines_of_json(tmp_path: Path, wanted: Cal
     ],
 )
 def test_a_bad_file_of_prompts_is_named(
-    name: str, content: bytes, code: str, tmp_path: Path, wanted: Callable[..., Wanted]
+    name: str, content: bytes, code: str, tmp_path: Path, wanted: Callable[..., ImageNeeds]
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=str(tmp_path)) as refused:
@@ -125,15 +125,17 @@ def test_a_bad_file_of_prompts_is_named(
     assert refused.value.code == code
 
 
-def test_the_bare_name_is_the_same_for_every_image(wanted: Callable[..., Wanted]) -> None:
+def test_the_bare_name_is_the_same_for_every_image(wanted: Callable[..., ImageNeeds]) -> None:
     made = chosen({"name": "label_only"}).prompts("pickup_truck", 3, wanted())
     assert made.texts == ("pickup truck",) * 3
 
 
-def talk(replies: list[str], count: int, wanted: Wanted) -> tuple[tuple[str, ...], dict[str, int], list[list[Message]]]:
-    heard: list[list[Message]] = []
+def talk(
+    replies: list[str], count: int, wanted: ImageNeeds
+) -> tuple[tuple[str, ...], dict[str, int], list[list[Turn]]]:
+    heard: list[list[Turn]] = []
 
-    def say(dialogue: list[Message]) -> Reply:
+    def say(dialogue: list[Turn]) -> Reply:
         heard.append(list(dialogue))
         return Reply(replies[min(len(heard), len(replies)) - 1])
 
@@ -142,7 +144,9 @@ def talk(replies: list[str], count: int, wanted: Wanted) -> tuple[tuple[str, ...
     return made.texts, made.by, heard
 
 
-def test_a_model_that_runs_dry_is_asked_three_times_more_and_then_helped_out(wanted: Callable[..., Wanted]) -> None:
+def test_a_model_that_runs_dry_is_asked_three_times_more_and_then_helped_out(
+    wanted: Callable[..., ImageNeeds],
+) -> None:
     texts, by, heard = talk(['["a red cat", "a cat asleep"]', "[]", '["A RED CAT"]'], 10, wanted())
     assert len(heard) == 1 + IDLE
     assert by == {"model": 2, "template": 8}
@@ -150,12 +154,12 @@ def test_a_model_that_runs_dry_is_asked_three_times_more_and_then_helped_out(wan
     assert len({text.casefold() for text in texts}) == 10
 
 
-def test_a_pause_in_between_is_forgiven(wanted: Callable[..., Wanted]) -> None:
+def test_a_pause_in_between_is_forgiven(wanted: Callable[..., ImageNeeds]) -> None:
     texts, by, heard = talk(["[]", '["cat one"]', "[]", "[]", '["cat two"]'], 2, wanted())
     assert (texts, by, len(heard)) == (("cat one", "cat two"), {"model": 2}, 5)
 
 
-def test_prompts_that_the_grammar_would_also_write_are_not_counted_twice(wanted: Callable[..., Wanted]) -> None:
+def test_prompts_that_the_grammar_would_also_write_are_not_counted_twice(wanted: Callable[..., ImageNeeds]) -> None:
     grammar = PROMPTS["template"]().prompts("cat", 5, wanted()).texts
     texts, by, _ = talk([json.dumps(grammar[:3])], 5, wanted())
     assert sorted(texts) == sorted(grammar)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sordino.budget.plan import Price
-from sordino.engine.commands import BEGIN_FIRST, Begin, End, Hand, Round, Score
+from sordino.engine.commands import BEGIN_FIRST, Begin, End, Round, Score, Store
 from sordino.engine.server import FederatedServer
 from sordino.engine.site import broadcasts
 from sordino.errors import LedgerError, PrivacyError, SordinoError, UnsoundGuarantee
@@ -24,8 +24,8 @@ from sordino.planning.accounts import OpenRound
 from sordino.runs.backend import ServerData
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import Witness, needed
-from sordino.transport.desk import Operation
-from sordino.transport.message import Letterhead, digest_of
+from sordino.transport.message import Signer, digest_of
+from sordino.transport.request_handler import Operation
 from sordino.types import Terms
 
 ROUNDING = 1e-6  # what is left of a budget is divided anew after every participation, here and at the server
@@ -40,7 +40,7 @@ class SignedHead:
     it asks for anything that costs budget: the folder here may be an older copy.
     """
 
-    def __init__(self, letterhead: Letterhead, place: Callable[[], str], check: Callable[[str], None]) -> None:
+    def __init__(self, letterhead: Signer, place: Callable[[], str], check: Callable[[str], None]) -> None:
         """`place`: current head of this side's ledger, as its messages state it. `check`: raises an error where the
         ledger is behind a head that this side has signed."""
         self._letterhead, self._place, self._check = letterhead, place, check
@@ -74,7 +74,7 @@ class SignedHead:
         return error.code == BEGIN_FIRST and self._unshown < 2
 
 
-class Purse:
+class SiteAccounts:
     """Privacy accounts of one site in one run."""
 
     def __init__(
@@ -173,7 +173,7 @@ class Purse:
                     code="scores-not-shared",
                 )
             self._check_scores(asked.stage, command)
-        elif not isinstance(command, Begin | Hand | End):
+        elif not isinstance(command, Begin | Store | End):
             raise UnsoundGuarantee(
                 f"a site is asked to {command.do}",
                 why="it keeps and restores its states by itself",

@@ -32,7 +32,7 @@ from sordino.accounting.events import NonPrivate
 from sordino.device import CPU
 from sordino.errors import ConfigError, OwnCodeError, PrivacyError, SordinoError
 from sordino.privacy.readers.private_reader import GuardedShard
-from sordino.types import Claim, Examples, Grant, Offer, Params, Reader, Shard, Task, Work
+from sordino.types import Claim, Examples, Grant, LocalWork, Offer, Params, Reader, Shard, Task
 
 HANDED = "a client's rows are handed to a function that is trusted with them"
 NO_FORK = "no-fresh-process"
@@ -54,7 +54,7 @@ _CLEAN: dict[str, _Clean] = {}  # clean processes, by module
 
 
 @dataclass(frozen=True)
-class Handed(Reader):
+class FunctionReader(Reader):
     """A reader that hands all rows of a client to the user's own function. `process`: `fresh` calls it in a new process
     for each client and round; `shared` in this one, where compiled code may be reused."""
 
@@ -63,13 +63,13 @@ class Handed(Reader):
     def offer(self) -> Offer | None:
         return None
 
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+    def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
         return Claim.to_everyone("example", "replace", NonPrivate(HANDED), "none", (HANDED,))
 
-    def reads(self, work: Work, size: int) -> int:
+    def reads(self, work: LocalWork, size: int) -> int:
         return 0
 
-    def check(self, work: Work, task: Task) -> None:
+    def check(self, work: LocalWork, task: Task) -> None:
         if self.process == "fresh" and not sys.platform.startswith("linux"):
             raise ConfigError(
                 'read.process = "fresh" on this system',
@@ -80,7 +80,7 @@ class Handed(Reader):
             )
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        return HandedShard(self, examples, grant, task)
+        return FunctionShard(self, examples, grant, task)
 
     @property
     def gives(self) -> Literal["rows"]:
@@ -92,7 +92,7 @@ class Handed(Reader):
 
 
 @dataclass
-class HandedShard(GuardedShard[Handed]):
+class FunctionShard(GuardedShard[FunctionReader]):
     """One client's rows during one round, to be passed to one call of a function."""
 
     def refused(self, what: str) -> PrivacyError:

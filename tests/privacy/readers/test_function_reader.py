@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.readers.handed import Handed, HandedShard
+from sordino.privacy.readers.function_reader import FunctionReader, FunctionShard
 from sordino.runs.simulation import simulated
 from sordino.types import Examples, Grant, Params
 from tests.laws.cases import BY_NAME
@@ -24,11 +24,11 @@ if not sys.platform.startswith("linux"):
     pytest.skip("processes are forked, on Linux alone", allow_module_level=True)
 
 
-def shard() -> HandedShard:
+def shard() -> FunctionShard:
     task = simulated(BY_NAME["fedavg"].experiment()).setup.task
     rows = Examples(torch.zeros(5, 8, 8, 1, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64))
-    opened = Handed().open(rows, Grant(0, 5, 5, Counter(0)), task)
-    assert isinstance(opened, HandedShard)
+    opened = FunctionReader().open(rows, Grant(0, 5, 5, Counter(0)), task)
+    assert isinstance(opened, FunctionShard)
     return opened
 
 
@@ -78,7 +78,7 @@ def test_several_threads_may_wait_for_their_own_processes() -> None:
 
 ORPHAN = """
 import os, time
-import tests.privacy.readers.test_handed as test
+import tests.privacy.readers.test_function_reader as test
 
 def train(rows):
     print(os.getpid(), flush=True)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 
 from sordino import tree
-from sordino.engine.commands import Answered, Command, Hand, Keep, Refused, Restore, Round, Score
+from sordino.engine.commands import Answered, Command, Keep, Refused, Restore, Round, Score, Store
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Entry, Ledger, State
 from sordino.privacy.noise.sources import Counter
@@ -339,7 +339,7 @@ def test_what_is_handed_out_does_not_change_in_the_middle_of_a_run(tmp_path: Pat
         first, other = (save({"x": torch.full((2,), value)}) for value in (1.0, 2.0))
         codes = []
         for given in (b"no tensors", first, first, other):
-            answer, _ = server.says(Hand(), messages=[given])
+            answer, _ = server.says(Store(), messages=[given])
             codes.append(answer.code if isinstance(answer, Refused) else "")
         assert codes == ["no-tensors", "", "", "other-content"]
         assert server.member.folder.joinpath("handed.safetensors").read_bytes() == first

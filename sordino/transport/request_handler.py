@@ -18,8 +18,8 @@ from sordino.engine.site import Site
 from sordino.errors import KeyMismatch, LedgerError, SordinoError, UnsoundGuarantee, WireError
 from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
-from sordino.transport.message import Heading, Letter, Letterhead, digest_of, peek
-from sordino.transport.shelf import Shelf
+from sordino.transport.message import Heading, Message, Signer, digest_of, peek
+from sordino.transport.reply_store import ReplyStore
 
 Given = tuple[Answered, list[bytes]]
 Keep = Callable[[Sequence[bytes]], None]  # makes durable that these bodies leave
@@ -56,7 +56,7 @@ class Operation(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Porter:
+class RequestPolicy:
     """Policy of a site: decides, before anything is computed, which requests of a server the site carries out. This one
     allows all, as suits processes of one run; that of a real site (`sites.membership`) charges the site's own ledger.
     """
@@ -115,21 +115,21 @@ class MaskedSteps(Protocol):
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given: ...
 
 
-class Desk:
+class RequestHandler:
     """Answers the messages of one server, one after another."""
 
     def __init__(
         self,
-        letterhead: Letterhead,
+        letterhead: Signer,
         sites: Callable[[int], Site],
-        porter: Porter | None = None,
-        shelf: Shelf | None = None,
+        porter: RequestPolicy | None = None,
+        shelf: ReplyStore | None = None,
     ) -> None:
         """`sites`: makes the site for a phase, with its clients' states before it. Without a shelf (store of answers
         and states) nothing is kept.
         """
         self._letterhead, self._make, self._shelf = letterhead, sites, shelf
-        self._porter = porter or Porter()
+        self._porter = porter or RequestPolicy()
         self._stage = -1
         self._site: Site | None = None
         self._masked: MaskedSteps | None = None  # the masked round that this site takes part in
@@ -148,7 +148,7 @@ class Desk:
             self._porter.declined(error)
             return self._written(letter.head, Refused.of(error))
 
-    def _answered(self, letter: Letter) -> bytes:
+    def _answered(self, letter: Message) -> bytes:
         head = letter.head
         asked = Operation(head.stage, read_command(head.said), letter.bodies, head.ledger)
         if len(asked.messages) != asked.command.messages:

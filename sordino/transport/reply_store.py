@@ -17,7 +17,7 @@ from sordino.tree import Tree
 KEPT = 3  # answers: a server that goes further back is refused
 
 
-class Shelved(NamedTuple):
+class StoredReply(NamedTuple):
     """Record of one stored answer and of the operation that it answers."""
 
     operation: str
@@ -28,14 +28,14 @@ class Shelved(NamedTuple):
     digest: str  # of the bodies
 
 
-class Shelf:
+class ReplyStore:
     """The last answers of a site, in a folder."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._step, meta = checkpoint.newest(place / "states") or (0, {"answers": []})
-        self._known = {row[0]: Shelved(*row) for row in meta["answers"]}
+        self._known = {row[0]: StoredReply(*row) for row in meta["answers"]}
 
     @property
     def last(self) -> str:
@@ -77,7 +77,7 @@ class Shelf:
         self._step += 1
         file = f"answer-{self._step:06d}"
         atomic_write(self._place / file, b"".join(bodies), private=True)
-        new = Shelved(operation, asked, file, answer.clients, [len(body) for body in bodies], digest_of(bodies))
+        new = StoredReply(operation, asked, file, answer.clients, [len(body) for body in bodies], digest_of(bodies))
         kept = [*[*self._known.values()][-(KEPT - 1) :], new]
         checkpoint.save(self._place / "states", self._step, states, {"answers": [list(row) for row in kept]}, keep=1)
         for old in self._known.keys() - {row.operation for row in kept}:
