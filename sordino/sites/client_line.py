@@ -142,7 +142,7 @@ class _Line:
     def times(self) -> str:
         """Sizes and transfer times of the last message and answer, in words: for an answer that came too late."""
         came, went = (f"{many / 1e6:.3g} MB in {seconds:.3g} s" for many, seconds in (self._came, self._went))
-        return f"the server waits no more for it; the letter came with {came}, the answer went with {went}"
+        return f"the server waits no more for it; the message came with {came}, the answer went with {went}"
 
     def send(self, posted: PendingMessage) -> bytes:
         """Send an answer to the server, and return its reply."""
@@ -205,7 +205,7 @@ def _understood(grpc: Foreign, error: Foreign) -> _Broken:
     if code == codes.UNAUTHENTICATED:
         return _Broken("refused", "the server does not know this name or its key, or does not allow it any more")
     if code in (codes.OUT_OF_RANGE, codes.INVALID_ARGUMENT):
-        return _Broken("refused", "the server takes no letter of this kind or length", send_again=False)
+        return _Broken("refused", "the server takes no message of this kind or length", send_again=False)
     if code == codes.CANCELLED:
         return _Broken(
             "cut off", "the server has stopped, or another process of this name has connected", superseded=True

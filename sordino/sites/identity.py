@@ -33,7 +33,7 @@ _NAME: TypeAdapter[str] = TypeAdapter(Name)
 LENGTH = 32  # bytes of a public key
 GROUP = 4  # characters that are read aloud together
 TITLE = (
-    "# Whose letters are believed. `sordino identity allow` and `revoke` write this file, and drop other comments.\n\n"
+    "# Whose messages are believed. `sordino identity allow` and `revoke` write this file, and drop other comments.\n\n"
 )
 
 
