@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
 from tests.repository.following import ROOT
-
-WITHOUT = "import runpy, sys; sys.modules['sordino'] = None; sys.path.insert(0, '.'); sys.argv[:] = sys.argv[1:]; "
+from tests.verifier.test_edits import sealed
 
 
 def made(name: str, package: str, places: pytest.TempPathFactory) -> Path:
@@ -45,14 +49,51 @@ def stop(started: Iterable[subprocess.Popen[bytes]], at_once: bool = False) -> N
                 process.wait(15)
 
 
-def elsewhere(run: Path, place: Path) -> subprocess.CompletedProcess[str]:
-    """The stand-alone verifier on a copy of what a run may show, where sordino cannot be imported."""
+@cache
+def verifier() -> Path:
+    """The Python of an environment with dp-accounting alone, as a stranger makes it to check a receipt."""
+    place = Path(tempfile.mkdtemp(prefix="verifier"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    python = place / "bin" / "python"
+    install = [str(python), "-m", "pip", "install", "-q", "dp-accounting"]
+    ran = subprocess.run(install, capture_output=True, text=True, timeout=900)
+    if ran.returncode:
+        pytest.skip(f"dp-accounting cannot be installed here: {ran.stderr.strip()[-300:]}")
+    for absent in ("sordino", "torch"):
+        assert subprocess.run([str(python), "-I", "-c", f"import {absent}"], capture_output=True).returncode == 1
+    return python
+
+
+def verified_elsewhere(run: Path, place: Path) -> None:
+    """The stand-alone verifier accepts a copy of what a run may show, without sordino; and the broken twin: once its
+    epsilons are halved, with a seal and a ledger that fit, it refuses.
+    """
     place.mkdir()
     for one in (ROOT / "verifier").glob("*.py"):
         shutil.copy(one, place)
-    (place / "run").mkdir()
+    copy = place / "run"
+    copy.mkdir()
     for one in run.iterdir():
         if one.is_file() and one.name != "data.key":
-            shutil.copy(one, place / "run")
-    command = [sys.executable, "-I", "-c", f"{WITHOUT}runpy.run_path('verify.py', run_name='__main__')"]
-    return subprocess.run([*command, "verify.py", "run"], cwd=place, capture_output=True, text=True, timeout=300)
+            shutil.copy(one, copy)
+    command = [str(verifier()), "verify.py", "run"]
+    check = partial(subprocess.run, command, cwd=place, capture_output=True, text=True, timeout=300)
+    said = check()
+    assert said.returncode == 0, said.stdout + said.stderr
+    receipt = json.loads((copy / "privacy.json").read_text())
+    for row in receipt["guarantees"]:
+        row["epsilon"] = row["epsilon"] if row["epsilon"] == "inf" else row["epsilon"] / 2
+    sealed(copy, receipt)
+    said = check()
+    assert said.returncode == 1, said.stdout + said.stderr
+    assert "and the seal of the receipt in it" in said.stdout  # nothing but the recomputation tells
+    assert "epsilon: the files give" in said.stdout
+
+
+def written(file: Path, *uses: str) -> int:
+    """How many lines a user wrote to make an app private: those between its two rules, and those that hold a use."""
+    _, ours, rest = re.split(r"^ *# -{60,}$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return sum(bool(line.strip()) for line in ours.splitlines()) + sum(
+        any(use in line for use in uses) for line in rest.splitlines()
+    )

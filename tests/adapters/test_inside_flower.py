@@ -20,8 +20,8 @@ import pytest
 
 from sordino.ledger.ledger import State
 from sordino.receipts.verify import examine, verify
-from tests.adapters.environments import made, stop
-from tests.adapters.test_private_uplink import row, states
+from tests.adapters.environments import made, stop, verified_elsewhere, written
+from tests.adapters.test_private_uplink import recomputed, row, states
 from tests.helpers.between_sites import ledger_of, model_of
 from tests.helpers.real_sites import Trial
 from tests.laws.cases import BY_NAME
@@ -130,6 +130,12 @@ def test_noise_at_the_clients_and_one_of_them_killed(loopback: Loopback) -> None
         assert examine(place).wrong == []
         assert row(place, "server")["epsilon"] <= 12.0
     assert "the budget is spent, after 3 releases" in said
+    verified_elsewhere(loopback.place / "site-0", loopback.place / "elsewhere-site")
+    found = row(loopback.place / "site-0", "server")
+    assert found["epsilon"] == pytest.approx(recomputed(found), rel=0.01)  # ours counts the grid of the noise
+    lines = written(APP / "quick" / "client_app.py", "mods=")
+    assert lines <= 15
+    print(f"Flower: {lines} lines, epsilon {found['epsilon']:.4f}, of dp-accounting {recomputed(found):.4f}")
 
 
 def test_noise_at_the_server_which_is_killed(loopback: Loopback) -> None:
@@ -144,6 +150,8 @@ def test_noise_at_the_server_which_is_killed(loopback: Loopback) -> None:
     assert examine(place).wrong == []
     assert row(place, "participants")["epsilon"] <= 12.0
     assert row(place, "server")["epsilon"] == "inf"
+    verified_elsewhere(place, loopback.place / "elsewhere-server")
+    assert written(APP / "quick" / "server_app.py") <= 15
 
 
 def test_a_whole_experiment_trains_what_the_simulation_trains(loopback: Loopback) -> None:

@@ -56,6 +56,14 @@ def loss(multiplier: float, times: int, delta: float) -> float:
     return float(PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(delta))
 
 
+def recomputed(found: dict[str, Any]) -> float:
+    """Epsilon of a row that is made of Gaussian releases, by another accountant and from the noise alone."""
+    parts = found["event"]["events"] if found["event"]["kind"] == "together" else [found["event"]]
+    releases = [(one.get("event", one)["noise_multiplier"], one.get("count", 1)) for one in parts]
+    total = sum(count / multiplier**2 for multiplier, count in releases)  # Gaussians compose to one
+    return loss(total**-0.5, 1, found["delta"])
+
+
 # the promise ----------------------------------------------------------------------------------------------------------
 
 
