@@ -43,7 +43,7 @@ def python() -> str:
         "Task",
         "Received",
         "Grant",
-        "Work",
+        "LocalWork",
         "Claim",
         "Bound",
         "Offer",

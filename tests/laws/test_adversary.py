@@ -111,7 +111,7 @@ def test_coins_from_the_seed_are_found_out(tmp_path: Path, monkeypatch: pytest.M
     def public(*_: Any) -> Seeded:
         return Seeded(fold(root(made.seed), "cohort", next(here)))
 
-    monkeypatch.setattr(accounts, "Unseen", public)
+    monkeypatch.setattr(accounts, "SystemWords", public)
     assert guessed(made, tmp_path / "twin") == 1.0
 
 
