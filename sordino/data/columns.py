@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sordino.data.cells import TableSource, WithoutGaps, texts, without_gaps
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, check_spellings
 from sordino.data.inferred_columns import inferred
 from sordino.data.label_kinds import NextTokens, check_outcome
 from sordino.data.schema import BOOLEANS, FEATURES, Column, KeyColumn, TableSchema, TextColumn, TokenColumn
@@ -81,6 +81,9 @@ def columns_of(source: TableSource) -> tuple[TableRows, Columns]:
     y = _places(held, labels[0], classes, "class") if outcome is None else outcome.read(held, labels)
     names = () if group is None else said[group].words or tuple(sorted(set(texts(held.columns[group]))))
     numbers = () if schema is None or outcome is None else labels
+    keys = None if key is None else texts(held.columns[key])
+    if keys is not None:
+        check_spellings(held.rows.name, f"value of {key}", sorted(set(keys)))
     if schema is not None and key is not None:
         _check_rows_per_key(held, key, said[key])
     return held.rows, Columns(
@@ -90,7 +93,7 @@ def columns_of(source: TableSource) -> tuple[TableRows, Columns]:
         None if group is None else _places(held, group, names, "group"),
         names,
         schema is not None and group is not None and bool(said[group].words),
-        None if key is None else texts(held.columns[key]),
+        keys,
         held.numbers,
         known,
         tuple(unknown_values(held, said, features, numbers)),

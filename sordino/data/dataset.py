@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -69,6 +70,23 @@ class Split(NamedTuple):
         return Split(self.x[rows], self.y[rows], None if self.group is None else self.group[rows])
 
 
+def check_spellings(data: str, what: str, names: Iterable[str]) -> None:
+    """Refuses two names that look alike, such as "A17" and "A17 ": they are one person or client, which a guarantee
+    would count as two.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        alike = seen.setdefault(" ".join(unicodedata.normalize("NFKC", name).split()), name)
+        if alike != name:
+            raise DataError(
+                f"{data}: {alike!r} and {name!r} look like one {what}",
+                why="they differ in spaces alone, or in how Unicode writes a character; a guarantee for each would not "
+                "hold for the two together",
+                fix="write one name in one way in all rows and files, or give two that look different",
+                code="name-in-two-spellings",
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A train and a test split, with public facts about them."""
@@ -90,6 +108,9 @@ class Dataset:
     groups_declared: bool = False  # False: the names were read off the rows
     remarks: tuple[str, ...] = ()  # for the owner of the rows alone: they reveal contents
     misfit: DataError | None = None  # the reason why no training may begin on them
+
+    def __post_init__(self) -> None:
+        check_spellings(self.name, "client", self.groups)
 
     @property
     def shape(self) -> tuple[int, ...]:

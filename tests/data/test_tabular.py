@@ -93,6 +93,21 @@ def test_bad_tables_are_refused_each_with_its_own_code(code: str, tmp_path: Path
     assert said in str(error)
 
 
+@pytest.mark.parametrize("role", ["key", "group"])
+@pytest.mark.parametrize("other", [" A17", "A17 ", "A\u00a017", "\uff2117"])
+def test_one_person_in_two_spellings_is_refused(role: str, other: str, tmp_path: Path) -> None:
+    first = "A 17" if "\u00a0" in other else "A17"
+    columns = {"who": [first, other, "B2", "C3"] * 5, "a": np.arange(20.0), "y": [0, 1] * 10}
+    error = refused(lambda: tabular.load(save(tmp_path, columns), "y", **{role: "who"}))
+    assert error.code == "name-in-two-spellings"
+    assert repr(first) in str(error)
+
+
+def test_names_that_look_different_are_different_persons(tmp_path: Path) -> None:
+    columns = {"who": ["A17", "a17", "A-17", "A 17"] * 5, "a": np.arange(20.0), "y": [0, 1] * 10}
+    assert len(tabular.load(save(tmp_path, columns), "y", group="who").groups) == 4
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_must_be_finite(bad: float, tmp_path: Path) -> None:
     file = save(tmp_path, {"a": [1.0, bad, 2.0, 3.0] * 5, "y": [0, 1] * 10})

@@ -12,6 +12,13 @@ COMPRESSION = "tests/privacy/uplink/test_compression.py"
 
 COUNTED_OR_NOT = [
     one(
+        "a space makes two persons of one",
+        "data/dataset.py",
+        '" ".join(unicodedata.normalize("NFKC", name).split())',
+        "name",
+        "tests/data/test_tabular.py::test_one_person_in_two_spellings_is_refused",
+    ),
+    one(
         "a site divides by the rows at hand",
         "engine/site.py",
         "size = len(own.y) if site.sizes is None else site.sizes[k]",
