@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,17 @@ def loss(multiplier: float, times: int, delta: float) -> float:
     return float(PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(delta))
 
 
-def recomputed(found: dict[str, Any]) -> float:
-    """Epsilon of a row that is made of Gaussian releases, by another accountant and from the noise alone."""
+def calibrated(epsilon: float, delta: float, releases: int) -> float:
+    """The noise multiplier that another accountant finds for a budget, from the user's settings alone."""
+    accountant = partial(PLDAccountant, value_discretization_interval=1e-3)
+    event = lambda z: dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(z), releases)  # noqa: E731
+    return float(dp_accounting.calibrate_dp_mechanism(accountant, event, epsilon, delta, tol=1e-4))
+
+
+def multipliers(found: dict[str, Any]) -> list[float]:
+    """Noise multipliers of the releases in a row."""
     parts = found["event"]["events"] if found["event"]["kind"] == "together" else [found["event"]]
-    releases = [(one.get("event", one)["noise_multiplier"], one.get("count", 1)) for one in parts]
-    total = sum(count / multiplier**2 for multiplier, count in releases)  # Gaussians compose to one
-    return loss(total**-0.5, 1, found["delta"])
+    return [one.get("event", one)["noise_multiplier"] for one in parts for _ in range(one.get("count", 1))]
 
 
 # the promise ----------------------------------------------------------------------------------------------------------
