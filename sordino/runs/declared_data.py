@@ -22,7 +22,7 @@ from sordino.data.schema import Column, TableSchema, TextColumn
 from sordino.data.table_names import is_one_file
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.partition.row_numbers import unfit
-from sordino.partition.schemes import SCHEMES, Natural, Scheme
+from sordino.partition.schemes import SCHEMES, Scheme
 from sordino.planning import methods
 from sordino.tasks.problems import Problem
 
@@ -168,7 +168,7 @@ class DeclaredData:
                     code="missing-key",
                 )
         if self.experiment.privacy.real:
-            check_dropped(data, self.experiment.privacy.public_sizes, isinstance(self.scheme, Natural))
+            check_dropped(data)
         decided: dict[str, Any] = {"standardise": self.scaling, "schema": self.schema}
         values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
         given = {key: value for key, value in values.items() if value is not None}
@@ -229,19 +229,18 @@ def check_own(data: Data, own: RowSource, classes: bool) -> None:
         )
 
 
-def check_dropped(data: Data, sizes_are_public: bool, natural: bool) -> None:
+def check_dropped(data: Data) -> None:
     """Refuses, with real noise, to leave out rows with a missing value (data.missing = "drop"): that shows in a
-    client's public size, or moves other rows to other clients.
+    client's public size, moves other rows to other clients, or leaves a client without rows, and so without a name.
     """
-    if data.source != "tabular" or data.missing != "drop" or (natural and not sizes_are_public):
+    if data.source != "tabular" or data.missing != "drop":
         return
     raise UnsoundGuarantee(
         'data.missing = "drop", with real noise',
-        why="whether a row lacks a value would decide how many rows its client has, and that number is public"
-        if sizes_are_public
-        else "a row that lacks a value would move other rows to other clients",
-        fix='set data.missing = "fill", with missing = VALUE for columns of the schema, so that each row stays; or, '
-        "where whole clients are protected, privacy.public_sizes = false with natural clients",
+        why="whether a row lacks a value would decide how many rows its client has, or whether there is such a client; "
+        "who the clients are, and how many rows each has, is public",
+        fix='set data.missing = "fill", with missing = VALUE for columns of the schema, so that each row stays; or '
+        "take such rows out before",
         code="rows-dropped",
     )
 

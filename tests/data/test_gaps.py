@@ -23,11 +23,14 @@ FILLED = (
 EMPTY: Row = {"age": "", "ward": "", "smokes": ""}
 
 
-def held(path: Path, missing: str, text: str = FILLED, **privacy: object) -> Population:
+def held(
+    path: Path, missing: str, text: str = FILLED, partition: dict[str, object] | None = None, **privacy: object
+) -> Population:
     (path.parent / "s.toml").write_text(text)
     data = {"source": "tabular", "path": str(path), "label": "outcome", "group": "clinic", "missing": missing}
     data["schema"] = str(path.parent / "s.toml")
-    return Population(config.validate({"data": data, "privacy": {"noise": "system", **privacy}}))
+    divided = {} if partition is None else {"partition": partition}
+    return Population(config.validate({"data": data, "privacy": {"noise": "system", **privacy}} | divided))
 
 
 def test_a_gap_gets_what_was_declared_in_both_formats(tmp_path: Path) -> None:
@@ -78,12 +81,12 @@ def test_filling_is_decided_row_by_row(tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_left_out_moves_no_other_and_changes_how_many_there_are(tmp_path: Path) -> None:
-    """So where sizes are told it is refused, and in a simulation the receipt says it."""
+    """So with real noise it is refused, and in a simulation the receipt says it."""
     first = [row | {"note": i} for i, row in enumerate(table())]
     kept = int(tabular.apart([40], None, 0.2, 0)[0][5])
     second = [row | EMPTY if i == kept else row for i, row in enumerate(first)]
     files = saved(tmp_path, first, "first.csv"), saved(tmp_path, second, "second.csv")
-    one, two = (held(file, "drop", public_sizes=False) for file in files)
+    one, two = (held(file, "drop", public_sizes=False, noise="counter") for file in files)
     assert differing(one, two, kept) <= {"owners"}  # which lists places, of which one is gone
 
     def places(of: Population) -> list[set[float]]:
@@ -93,11 +96,26 @@ def test_a_row_that_is_left_out_moves_no_other_and_changes_how_many_there_are(tm
     assert sum(one.sizes) == sum(two.sizes) + 1  # what a told size would tell
     assert list(one.public.sizes) == list(two.public.sizes) == [1, 1]
 
-    for more in ({}, {"public_sizes": True}):
+    for more in ({}, {"public_sizes": False}):
         assert refused(lambda m=more: held(files[1], "drop", **m).dataset).code == "rows-dropped"  # type: ignore[misc]
     simulated = held(files[1], "drop", noise="counter")
     assert tabular.DROPPED in simulated.public.assumed
     # control: the same file without the row, where places shift, tells other rows from each other
     rest = saved(tmp_path, [row for i, row in enumerate(first) if i != kept], "rest.csv")
-    assert places(held(rest, "drop", public_sizes=False)) != places(one)
+    assert places(held(rest, "drop", public_sizes=False, noise="counter")) != places(one)
     assert not np.array_equal(simulated.sizes, one.sizes)
+
+
+def test_a_client_whose_rows_all_lack_a_value_would_be_missed(tmp_path: Path) -> None:
+    """Neighbours that differ in one client: with its rows left out the agreement, which may be shown, has one client
+    less. So no run with real noise leaves out rows, whoever is protected."""
+    clinic = table()[0]["clinic"]
+    first = table()
+    second = [row | EMPTY if row["clinic"] == clinic else row for row in first]
+    files = saved(tmp_path, first, "first.csv"), saved(tmp_path, second, "second.csv")
+    natural = {"partition": {"scheme": "natural"}, "public_sizes": False}
+    told = [len(held(file, "drop", noise="counter", **natural).public.sizes) for file in files]
+    assert told[0] == told[1] + 1  # what a broken twin, which lets it pass, would tell
+    for file in files:
+        assert refused(lambda at=file: held(at, "drop", **natural).public).code == "rows-dropped"  # type: ignore[misc]
+    assert len(held(files[1], "fill", **natural).public.sizes) == told[0]
