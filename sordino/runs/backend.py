@@ -30,7 +30,7 @@ from sordino.device import CPU, here, on
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.executor import Executor
 from sordino.engine.server import FederatedServer
-from sordino.errors import COUNT, ConfigError
+from sordino.errors import COUNT, ConfigError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.metrics.evaluation import Score, check_models, check_scores
 from sordino.metrics.rows import Scores
@@ -147,7 +147,17 @@ class ServerData:
 
     @cached_property
     def tested(self) -> Examples:
+        """The examples that results are measured on, for a method; refused beside real noise, since no noise covers
+        what a method makes of them, and its findings may be shown."""
         assert self.kept.tested is not None
+        if self.whole.experiment.privacy.real:
+            raise UnsoundGuarantee(
+                "a method that reads the test examples, with real noise",
+                why="its models and the tables of its preparation would tell of them, and test scores are the "
+                "evaluator's alone",
+                fix='set algorithm.probe = "holdout" or "candidates"',
+                code="method-reads-tests",
+            )
         return examples_of(self.kept.tested)
 
     @cached_property

@@ -24,7 +24,7 @@ from sordino.metrics.evaluation import Evaluation, Evaluator, Score
 from sordino.metrics.rows import Scores
 from sordino.metrics.scores import metrics_named
 from sordino.receipts.folder import RunFolder
-from sordino.runs.backend import Backend, Begun, ServerData, ServerRows
+from sordino.runs.backend import Backend, Begun, ServerData, ServerRows, examples_of
 from sordino.runs.setup import Whole
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.remote_sites import Kept, RemoteSites
@@ -141,7 +141,8 @@ class SitesEvaluation:
         setup, home = self.backend.setup, self.backend.home
         task, algorithm, given = setup.task, setup.algorithm, setup.experiment.evaluation
         if home.kept.tested is not None and not ways(algorithm, self.ways):
-            evaluator = Evaluator(task, home.tested, [], tuple(given.scores), metrics_named(given.metrics))
+            tested, own = examples_of(home.kept.tested), metrics_named(given.metrics)
+            evaluator = Evaluator(task, tested, [], tuple(given.scores), own)
             return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
         held, asked = algorithm.models(server), ways(algorithm, self.ways) or (PLAIN,)
         if {*asked} != {PLAIN}:  # no site tells how well a model does that it has made its own

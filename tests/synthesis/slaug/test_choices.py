@@ -22,14 +22,16 @@ from sordino.accounting.statement import OfPhase, Promised
 from sordino.accounting.words import by_phase
 from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.local_sgd import Walk
+from sordino.algorithms.optional import ChecksServer
 from sordino.engine import checkpoint
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
+from sordino.synthesis.slaug.selection import skill
 from sordino.synthesis.slaug.slaug_fl import Served
 from sordino.synthesis.slaug.training import Calibrated, Moving
 from sordino.types import Grant, Received
@@ -209,6 +211,27 @@ def test_without_it_nothing_is_kept(sent: Path) -> None:
     assert parts.setup.algorithm.init_client(parts.setup.task) == Client(torch.tensor(0))
     code = simulated(config.validate(RUN | {"algorithm": {**SLAUG, "preset": "released_code", "probe": "test"}}))
     assert isinstance(code.setup.algorithm.init_client(code.setup.task), Moving)
+
+
+def test_a_method_beside_real_noise_ranks_nobody_by_test_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table of scores may be shown, and one label of a test example would change it."""
+    table = RUN | {"algorithm": {**SLAUG, "variant": "rigorous_a", "probe": "test"}}
+    real = {"epsilon": 8.0, "delta": 1e-4, "noise": "system"}
+    one = simulated(config.validate(table | {"privacy": real}))
+    train = one.preparation[0].setup.algorithm
+    with pytest.raises(UnsoundGuarantee) as refused:
+        ChecksServer.of(train).check(one.home)
+    assert refused.value.code == "method-reads-tests"
+    seeded = simulated(config.validate(table | {"privacy": real | {"noise": "counter"}}))
+    ChecksServer.of(train).check(seeded.home)
+    # the twin that lets it pass tells one label: the same model is scored otherwise
+    task, tests = seeded.setup.task, seeded.home.tested
+    model, y = task.init(0), tests.y.clone()
+    said = task.predict(model, tests.x)[:, : task.labels].argmax(1)
+    wrong = int((said != y).nonzero()[0])
+    y[wrong] = said[wrong]
+    first, second = (skill(task, model, tests._replace(y=labels)) for labels in (tests.y, y))
+    assert not torch.equal(first.f1, second.f1)
 
 
 # what a preparation writes down ---------------------------------------------------------------------------------------
