@@ -125,10 +125,19 @@ DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # table
 
 
 def check_source(setup: Setup, source: Path) -> None:
-    """Refuse a preparation that is not finished, or that differs from the one this experiment would make."""
+    """Refuse a preparation that is not finished, that differs from the one this experiment would make, or whose noise
+    is real.
+    """
     its = RunFolder(source)
     its.check()
     other = simulated(its.experiment).setup
+    if setup.policy.real or other.policy.real:
+        raise RunError(
+            f"the preparation of {source} cannot be reused, with real noise",
+            why="its budgets were paid for the rows of that run, and nothing shows that these are the same rows",
+            fix="leave --prepared out and prepare again",
+            code="prepared-with-real-noise",
+        )
     if not setup.preparation or not other.preparation:
         raise RunError(
             f"there is no preparation to take from {source}",

@@ -214,6 +214,15 @@ def test_another_preparation_is_refused_by_name(
     assert not (tmp_path / "run").exists()
 
 
+def test_with_real_noise_none_is_reused(made: Path, tmp_path: Path) -> None:
+    """Rows may be other people's, whom the copied ledger would charge."""
+    real = {"epsilon": 8.0, "delta": 1e-4, "noise": "system"}
+    with pytest.raises(RunError) as refused:
+        run(tmp_path / "run", made, algorithm={"variant": "rigorous_b"}, privacy=real)
+    assert refused.value.code == "prepared-with-real-noise"
+    assert not (tmp_path / "run").exists()
+
+
 def test_there_must_be_one_and_it_must_be_over(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError) as nothing:
         start(config.validate(RUN | {"algorithm": {"name": "fedavg"}}), tmp_path / "run", prepared=made)
