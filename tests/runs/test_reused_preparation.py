@@ -150,7 +150,6 @@ def paid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         pytest.param({**BUDGET, "epsilon": 0.5}, id="epsilon"),
         pytest.param({**BUDGET, "delta": 1e-6}, id="delta", marks=pytest.mark.slow),
-        pytest.param({**BUDGET, "noise": "system"}, id="noise", marks=pytest.mark.slow),
     ],
 )
 def test_what_was_paid_from_another_budget_is_refused(privacy: dict[str, Any], paid: Path, tmp_path: Path) -> None:
