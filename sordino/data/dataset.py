@@ -76,12 +76,13 @@ def check_spellings(data: str, what: str, names: Iterable[str]) -> None:
     """
     seen: dict[str, str] = {}
     for name in names:
-        alike = seen.setdefault(" ".join(unicodedata.normalize("NFKC", name).split()), name)
+        visible = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+        alike = seen.setdefault(" ".join(visible.split()), name)
         if alike != name:
             raise DataError(
                 f"{data}: {alike!r} and {name!r} look like one {what}",
-                why="they differ in spaces alone, or in how Unicode writes a character; a guarantee for each would not "
-                "hold for the two together",
+                why="they differ in spaces and invisible characters alone, or in how Unicode writes a character; a "
+                "guarantee for each would not hold for the two together",
                 fix="write one name in one way in all rows and files, or give two that look different",
                 code="name-in-two-spellings",
             )

@@ -155,7 +155,7 @@ class ServerData:
                 "a method that reads the test examples, with real noise",
                 why="its models and the tables of its preparation would tell of them, and test scores are the "
                 "evaluator's alone",
-                fix='set algorithm.probe = "holdout" or "candidates"',
+                fix='rank by other examples of the server: with slaug_fl, algorithm.probe = "holdout" or "candidates"',
                 code="method-reads-tests",
             )
         return examples_of(self.kept.tested)

@@ -178,9 +178,7 @@ def _depends(setup: Setup, version: str) -> Json:
     """
     experiment = setup.experiment
     tables = experiment.model_dump(mode="json", include={*DEPENDS})
-    priced = (
-        experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(setup) else experiment.privacy.noise
-    )
+    priced = experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(setup) else None
     return {f"[{name}]": tables[name] for name in DEPENDS} | {
         "how the preparation is done": [repr(mine.algorithm) for mine in setup.preparation],
         "the outputs of the model": tree.size(setup.task.init(0)),

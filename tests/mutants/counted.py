@@ -14,7 +14,7 @@ COUNTED_OR_NOT = [
     one(
         "a space makes two persons of one",
         "data/dataset.py",
-        '" ".join(unicodedata.normalize("NFKC", name).split())',
+        '" ".join(visible.split())',
         "name",
         "tests/data/test_tabular.py::test_one_person_in_two_spellings_is_refused",
     ),
