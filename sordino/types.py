@@ -110,8 +110,7 @@ class Grant:
 @dataclass(frozen=True)
 class Terms:
     """Settings of one client for a round, as the server sends them: noise multiplier, amount of work, and clip radius
-    and precision relative to other clients'. With the client's number, size and noise source they become a `Grant`.
-    """
+    and precision relative to other clients'. With the client's size and noise source they become a `Grant`."""
 
     largest: int = 1
     multiplier: float | None = None
