@@ -32,7 +32,7 @@ WIDEST, MANY, DEEPEST, MOST_DRAWS = 700.0, 10**6, 40, 500
 
 Claim = namedtuple("Claim", "unit change adversary status draws because drift")
 Cost = namedtuple("Cost", "parts draws status because drift releases")  # a part: unit, change, steps, counted draws
-Row = namedtuple("Row", "epsilon delta status because accountants worst")  # worst: costs of the clients that lost most
+Row = namedtuple("Row", "epsilon delta status because accountants worst")  # worst: costs at the largest loss
 
 
 class Wrong(Exception):
@@ -296,7 +296,7 @@ def listed_epsilons(parts, change, delta):
 
 
 def row(costs, change, delta):
-    """Row of a subject: the client that lost most, at the delta that its noise leaves."""
+    """Row of a subject: the client with the largest privacy loss, at the delta that its noise leaves."""
     drift, status = max(cost.drift for cost in costs), weakest([cost.status for cost in costs])
     because = {reason for cost in costs for reason in cost.because}
 

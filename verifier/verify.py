@@ -204,7 +204,7 @@ class Verdict:
             if whole and row.epsilon < math.inf:
                 event = epsilons.unfolded(epsilons.draws(each["event"]))
                 if (event, each["releases"]) not in [(cost.draws, cost.releases) for cost in row.worst]:
-                    self.wrong.append(f"{name}: releases or event are not those of the client that lost most")
+                    self.wrong.append(f"{name}: releases or event are not those of the client with the largest loss")
             if "nominal_epsilon" in each:
                 self.notes.append(f"{name}: nominal_epsilon proves nothing and was not checked")
         left = [subject for subject in [*rows, *void] if subject not in given]

@@ -145,8 +145,8 @@ def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Clai
 
 @lru_cache(maxsize=4096)
 def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, check: bool = False) -> Bounded:
-    """Epsilon of all parts together, and the bound by each accountant. `check`: limits by integration are added to an
-    exact one.
+    """Epsilon of all parts together, and the bound by each accountant. `check`: also a lower and an upper limit of an
+    exact one, by numerical integration.
     """
     if len(parts) == 1:
         return _alone(parts[0], delta, check)
@@ -169,7 +169,8 @@ def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) 
 
 
 def _by_accountant(event: Event, delta: float, neighbours: Neighbours, check: bool) -> dict[str, float]:
-    """Epsilon of an event by each accountant that applies. `check`: limits by integration are added to an exact one."""
+    """Epsilon of an event by each accountant that applies. `check`: also a lower and an upper limit of an exact one, by
+    numerical integration."""
     asked: list[EpsilonBound] = (checked if check else needed)(event, delta, neighbours)
     return {bound.accountant: bound.epsilon for bound in asked}
 

@@ -5,7 +5,7 @@ Statements are computed from these texts alone. They are part of the hash chain,
 of noise later changes nothing about a finished round.
 
 Histories form a tree: each node is a sequence of releases, and one more release leads to a child. Clients with the same
-history share a cell, which holds their node. A release about everyone only has to move the cells.
+history share one pointer to their node, so a release about everyone only has to move the pointers.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class Exact:
 
 @dataclass(frozen=True)
 class Discrete(Exact):
-    """Pricing of discrete Gaussian noise: that of the continuous law, but within a smaller total, because only its
-    Renyi divergence is known, not its curve of epsilon and delta.
+    """Pricing of discrete Gaussian noise. A release costs what it costs under continuous noise, but (epsilon, delta)
+    allows less in total, because only the Renyi divergence is known, not the curve of epsilon and delta.
     """
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:

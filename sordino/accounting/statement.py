@@ -51,7 +51,7 @@ class Guarantee(Subject):
         "prints it, and it proves nothing), `none`."
     )
     because: tuple[str, ...] = Field(description="Conditions of the guarantee, or reasons why there is none.")
-    releases: int = Field(description="Number of releases counted, of the client that lost most.")
+    releases: int = Field(description="Number of releases about the client with the largest privacy loss.")
     event: Written | None = Field(
         description="All that was released about that client: which noise, how often, behind which sampler."
     )
@@ -93,17 +93,17 @@ class Promised(Guarantee):
 class OfPhase(Fact):
     """One phase of a run: its releases, and its guarantees."""
 
-    phase: str = Field(description="Its name.")
-    releases: int = Field(description="Rounds of it that the ledger knows.")
-    guarantees: tuple[Promised, ...] = Field(description="Its guarantees, taken alone.")
+    phase: str = Field(description="Name of the phase.")
+    releases: int = Field(description="Number of its rounds that the ledger knows.")
+    guarantees: tuple[Promised, ...] = Field(description="Guarantees of the phase by itself.")
 
 
 def statement(
     texts: Iterable[str], population: int, delta: float, check: bool = False, rows_per_key: int = 1
 ) -> list[Guarantee]:
-    """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries. With `check`,
-    an exact epsilon has limits by integration beside it. `rows_per_key`: the declared largest number of examples of one
-    person.
+    """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries. `check`: also
+    compute a lower and an upper limit of each exact epsilon, by numerical integration. `rows_per_key`: the declared
+    largest number of examples of one person.
     """
     distinct = list(read_notes(texts, population).values())
     released = [release for releases in distinct for release in releases]

@@ -114,7 +114,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     @property
     def reads_each(self) -> bool:
-        """True if `update` reads single uploads, not only their mean."""
+        """True if `update` needs each upload by itself, not only their mean."""
         return False
 
     def rests_on(self, name: str) -> str:

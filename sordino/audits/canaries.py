@@ -86,7 +86,7 @@ class Canaries(ABC):
 
     @property
     def more(self) -> str:
-        """Phrase for the report: by what a larger privacy loss could be shown, or why none can."""
+        """Advice for the report: what would let the audit prove a larger privacy loss, or why nothing would."""
         if not self.each and not self.gates.uplink.central:
             return "the noise of every client is in the sum that is seen, and one client's is promised"
         return "more canaries would"

@@ -56,7 +56,8 @@ class AttackerPosition:
 
     @property
     def hidden(self) -> float:
-        """Sampling rate of a hidden cohort that a published formula assumes; 1 for other uplinks."""
+        """Client sampling rate by which a published formula amplifies, as if nobody saw who takes part; 1 for other
+        uplinks."""
         offer = self._plan.offer
         return offer.rate if self.uplink.published and offer is not None else 1.0
 

@@ -20,7 +20,7 @@ Release = Callable[[NoiseSource], Tensor]  # [independent draws of one call, num
 
 
 class NoPower(Exception):
-    """Both neighbours look the same, so the attack shows nothing about the claim."""
+    """Error of an attack for which both neighbours look the same, so that it shows nothing about the claim."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Readers and uplinks with planted canaries: some rows of a client have gradients of the attacker's choice, or a client
-sends an upload of its choice. Clip, noise, weights and sum are the run's own."""
+"""Readers and uplinks (which noise gradients and uploads) with planted canaries: some rows of a client have gradients
+of the attacker's choice, or a client sends an upload of its choice. Clip, noise, weights and sum are the run's own."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ class PlantedShard(NoisyShard):
 
 @dataclass(frozen=True)
 class PlantedSteps(Planted, ConvexStable):
-    """Reader of convex steps with canaries: each moves the summed steps as far as the proof allows a single row to."""
+    """Reader that noises the sum of a client's full-batch gradients (`ConvexStable`), with canaries: each moves the sum
+    as far as the proof allows a single row to."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -122,7 +123,7 @@ class PlantedSteps(Planted, ConvexStable):
 
 @dataclass
 class PlantedStepShard(StableShard):
-    """One client's examples; canaries are added to the sum of its steps."""
+    """One client's examples; each canary adds its vector to the sum of the client's gradients."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
 
@@ -141,8 +142,9 @@ class PlantedStepShard(StableShard):
 
 @dataclass(frozen=True)
 class PlantedCells(Planted, CellGradient):
-    """Reader of episodes with canaries: they take the place of a client's last cells, or of its last rows where cells
-    are drawn anew in every step. An episode's gradient becomes that of its first canary, if it holds any.
+    """Reader of episodes with canaries: they take the place of a client's last cells (fixed groups of rows), or of its
+    last rows where cells are drawn anew in every step. An episode's gradient becomes that of its first canary, if it
+    holds any.
     """
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:

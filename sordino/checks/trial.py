@@ -93,7 +93,8 @@ class Scene:
         return found
 
     def moments(self) -> Iterator[Moment]:
-        """Arguments of an algorithm's methods in two rounds, of which the first has the initial states."""
+        """Arguments with which an algorithm's methods are tried, in two rounds in a row; the first starts from the
+        initial states."""
         a = self.algorithm
         server, client = a.init(self.task, self.key), a.init_client(self.task)
         for _ in range(2):

@@ -1,5 +1,5 @@
-"""Commands on the parts of experiments: algorithms, schema, and check, which tests a user's own part against the
-library's laws.
+"""Commands on what an experiment can name: list algorithms, print the JSON Schema, and check a user's own algorithm,
+model or other part.
 """
 
 from __future__ import annotations

@@ -283,7 +283,8 @@ def _first_line(file: Path) -> bytes:
 
 
 def _check_encoding(file: Path, dialect: Dialect) -> None:
-    """Refuses to read UTF-8 under a one-byte encoding in which every byte is a letter: no later check would notice."""
+    """Refuses a UTF-8 file that would be read in a one-byte encoding: there every byte is a valid character, so no
+    later check would notice."""
     if dialect.encoding.lower().replace("_", "-").startswith(("utf-", "utf8")):
         return
     decoder, plain = codecs.getincrementaldecoder("utf-8")(), True
@@ -333,7 +334,7 @@ def _without(table: pa.Table, ignored: Sequence[str]) -> pa.Table:
 
 
 def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
-    """Refuses bytes that are not letters in the encoding of the file."""
+    """Refuses text that is not valid in the encoding of its file."""
     for name in table.column_names:
         if not pa.types.is_binary(table.column(name).type):
             continue

@@ -186,8 +186,8 @@ class Forks:
         self._end = weakref.finalize(self, _end, self._forks)
 
     def begin(self, serve: Callable[[Ends], None], pace: float = 0.0) -> bool:
-        """Starts the processes at the first call; True where at least one helps. `pace`: seconds measured so far for a
-        cost of 1.
+        """Starts the processes at the first call; True where at least one runs. `pace`: measured seconds per unit of
+        estimated work (`Unit.cost`), 0 where unknown.
         """
         if self._many > 1 and possible():
             # where the machine gives no more, fewer help

@@ -46,7 +46,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerScope:
-    """Purpose of a ledger: its data, subject and currency. If one of them changes, budgets need a new ledger."""
+    """Scope of a ledger: the data set, whom its budgets protect against whom, delta, and the currency in which it
+    counts privacy loss. If one of them changes, budgets need a new ledger."""
 
     dataset: str
     subject: Subject | None  # of the guarantee that is paid for; None: there is none
@@ -55,7 +56,7 @@ class LedgerScope:
     names: tuple[str, ...] = ()  # of the clients "0", "1", ..., for whoever reads the ledger; no budget depends on them
 
     def to_json(self) -> Json:
-        """Data, subject and currency as JSON, without the names of clients. Delta is text: a ledger holds no floats."""
+        """The scope as JSON, without the names of clients. Delta is text: a ledger holds no floats."""
         return {
             "dataset": self.dataset,
             **(dict.fromkeys(Subject.model_fields, NOTHING) if self.subject is None else dict(self.subject)),
@@ -270,7 +271,7 @@ def _texts(record: Json, *names: str) -> None:
 
 
 def read_genesis(body: bytes) -> tuple[LedgerScope, Caps]:
-    """The charter and the caps in the first record of a ledger."""
+    """The scope and the caps in the first record of a ledger."""
     record = read_json(body.decode())
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)

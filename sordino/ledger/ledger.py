@@ -95,8 +95,8 @@ class Ledger:
         each: Each | None = None,
         reading: bool = False,
     ) -> Ledger:
-        """Creates the ledger, or opens it again with the charter and caps that it was founded with. `reading`: a copy
-        of its present state in memory, to be read only.
+        """Creates the ledger, or opens it again with the scope and caps that it was created with. `reading`: a copy of
+        its present state in memory, to be read only.
 
         `caps` limit single principals, `each` limits the clients "0", "1", ... without a cap of their own, all others
         are unlimited; `total` limits what is charged to everyone.
@@ -130,9 +130,7 @@ class Ledger:
 
     @classmethod
     def as_founded(cls, path: Path | str) -> Ledger:
-        """Opens a ledger for reading under the charter and caps in its first record, to check it without the
-        experiment.
-        """
+        """Opens a ledger for reading by the scope and caps in its first record, to check it without the experiment."""
         with refusals():
             connection = read_database(Path(path))
             try:

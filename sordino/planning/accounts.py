@@ -102,8 +102,9 @@ class Accounts:
         return OpenRound(t, self.plan.rates(t, self.spent))
 
     def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
-        """Price of this round for each active client. A client that is missing from the result has no budget left, and
-        abstains. `stalled`: the last update was no larger than its noise, so an adaptive schedule spends more.
+        """Price of this round (noise multiplier and ledger charge) for each active client. A client that is missing
+        from the result has no budget left, and abstains. `stalled`: the last update was no larger than its noise, so an
+        adaptive schedule spends more.
         """
         if self.plan.pricing is None:
             return dict.fromkeys(active)

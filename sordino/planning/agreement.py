@@ -71,7 +71,7 @@ _PAIRS: TypeAdapter[list[tuple[StrictInt, StrictInt]]] = TypeAdapter(list[tuple[
 
 
 class PublicNumbers(AboutData):
-    """Public numbers of the clients' data, from which rules, plans and models follow. No row is in them."""
+    """Public numbers of the clients' data, from which plans and models follow. No row is in them."""
 
     # training examples of each client; all 1 where these numbers are not public
     sizes: Annotated[Sequence[int], PlainValidator(_unpacked), PlainSerializer(_packed)]

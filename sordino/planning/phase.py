@@ -221,14 +221,14 @@ class PlannedPhase:
 
     @cached_property
     def priced(self) -> PriceRequest:
-        """The facts about this phase from which its prices are computed."""
+        """Facts about this phase from which its prices (noise multipliers and ledger charges) are computed."""
         what = self.algorithm, self.cohort, self.experiment.privacy, self.offers
         return PriceRequest(*what, self.public.sizes, self.coordinates, self.rounds)
 
     @cached_property
     def plan(self) -> Plan:
-        """The price of every planned participation; settings whose guarantee would not hold are refused before any data
-        are read."""
+        """The noise multiplier and ledger charge of every planned participation; settings whose guarantee would not
+        hold are refused before any data are read."""
         experiment, delta = self.experiment, self.experiment.privacy.delta
         check_reads(self.algorithm)
         self.check_model()

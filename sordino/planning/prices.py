@@ -1,5 +1,6 @@
-"""Prices of a phase, and refusals of plans whose guarantee would not hold, before any data are read: too many units for
-a delta, an uplink that does not fit, a secure sum that may have too few clients to be opened."""
+"""Prices of a phase (noise multiplier and ledger charge of each participation), and refusals of plans whose guarantee
+would not hold, before any data are read: too many units for a delta, an uplink that does not fit, a secure sum that may
+have too few clients to be opened."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ from sordino.types import Offer, Task
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """Facts about a phase from which its prices are computed: method, cohort and sizes."""
+    """Facts about a phase (method, cohort, sizes of clients) from which its prices follow: the noise multiplier and
+    ledger charge of each participation."""
 
     algorithm: AnyAlgorithm
     cohort: Cohort
@@ -114,8 +116,8 @@ class PriceRequest:
             )
 
     def plan(self, budget: Budget | None, part: tuple[float, Pricing | None] | None) -> Plan:
-        """The price of every planned participation; `part`: this phase's portion of a budget that several phases share,
-        and its pricing."""
+        """The noise multiplier and ledger charge of every planned participation. `part`: this phase's portion of a
+        budget that several phases share, and its pricing."""
         if isinstance(self.cohort, Personal):
             from sordino.budget.plans_by_budget import draft_personal  # which few runs need
 

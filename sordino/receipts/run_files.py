@@ -41,9 +41,9 @@ class Environment(Fact):
 class Between(Fact):
     """Smallest, median and largest of a number over clients."""
 
-    min: Number = Field(description="Of all clients.")
-    median: Number = Field(description="Of all clients.")
-    max: Number = Field(description="Of all clients.")
+    min: Number = Field(description="The smallest over all clients.")
+    median: Number = Field(description="The median over all clients.")
+    max: Number = Field(description="The largest over all clients.")
 
 
 class Group(Fact):
@@ -51,8 +51,10 @@ class Group(Fact):
 
     granted: Number = Field(description="The epsilon that each of them grants.")
     clients: int = Field(description="Number of clients in the group.")
-    spent: Epsilon = Field(description="The epsilon of the client that lost most, from the ledger's events.")
-    status: Status = Field(description="As of a guarantee.")
+    spent: Epsilon = Field(
+        description="The epsilon of the client with the largest privacy loss, from the ledger's events."
+    )
+    status: Status = Field(description="Strength of the proof, as in a guarantee.")
     claimed: Number | None = Field(
         description="The epsilon by the publication's own count, which proves nothing; null where the count is sound."
     )
@@ -62,13 +64,13 @@ class Group(Fact):
 class ReceiptBudget(Fact):
     """Privacy budget of the clients, and the part of it that is spent, in the currency that adds up."""
 
-    epsilon: Number = Field(description="Granted by the most generous client over all rounds.")
-    delta: Number = Field(description="At this delta.")
+    epsilon: Number = Field(description="The largest epsilon that a client grants, over all rounds.")
+    delta: Number = Field(description="The delta of that epsilon.")
     currency: str = Field(
         description="The quantity that adds up in the ledger: such as rho of zCDP, mu^2 of Gaussian DP, or epsilon."
     )
     granted: tuple[float, ...] = Field(
-        description="The most generous budget in that currency; several numbers where the currency has several orders."
+        description="The largest budget in that currency; several numbers where the currency has several orders."
     )
     spent_share: Between = Field(description="The share of its own budget that a client has spent.")
     participations_planned: Between = Field(description="Number of rounds in which a client was to pay.")

@@ -60,8 +60,8 @@ def claimed(folder: Path) -> Json:
 
 
 def _content(path: Path) -> bytes:
-    """Bytes that a file's digest covers: of an agreement all but its digest of the data, which is in the ledger's
-    charter under a key of this run alone.
+    """Bytes that a file's digest covers: of an agreement all but its digest of the data, which is in the ledger's first
+    record under a key of this run alone.
     """
     if path.name != _ANY.agreement_file.name:
         return path.read_bytes()

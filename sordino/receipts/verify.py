@@ -127,8 +127,8 @@ def _guarantees(again: Json, claimed: Json) -> list[str]:
 
 
 def _contradicted(again: Json) -> list[str]:
-    """Rows whose exact epsilon is outside its limits, or above another accountant's upper bound, by more than rounding
-    explains: one of the two is mistaken.
+    """Rows whose exact epsilon is outside its numerically integrated limits, or above another accountant's upper bound,
+    by more than rounding explains: one of the two is mistaken.
     """
     return [
         f"{' / '.join(_subject(row))}: {name} gives {float(epsilon):.6g}, and what is called exact {float(exact):.6g}"
@@ -144,8 +144,8 @@ def _below(a: float | str, b: float | str) -> bool:
 
 
 def _as_far_as_stated(name: str, value: Any, told: Json) -> Any:
-    """The value computed from the ledger, reduced for comparison: a receipt may leave out the limits of an exact
-    epsilon."""
+    """The value computed from the ledger, reduced to what the receipt states: it may lack the numerically integrated
+    limits beside an exact epsilon."""
     stated = told.get(name)
     if name != "accountants" or not isinstance(stated, dict) or EXACT not in stated:
         return value

@@ -1,4 +1,4 @@
-"""Backend of one phase of a run: the server's rules, data and ledger, and how it reaches the clients. `Simulation` has
+"""Backend of one phase of a run: the server's plan, data and ledger, and how it reaches the clients. `Simulation` has
 the rows of all clients beside it; `sites.sites_backend` has connections to sites, and no client's rows.
 
 The server's own data beside its state are examples that it keeps, and images from public sources. Client processes

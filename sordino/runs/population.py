@@ -1,8 +1,8 @@
 """The rows of all clients in a simulation: declared, loaded, reduced by what the server keeps, divided among clients.
 
 A federation of real sites has no such object: a site has its own rows, the server has its own, and both know the public
-numbers alone. So rules and plans (`runs.setup`) are made from `Population.public`, and see nothing else. Deterministic:
-a client process derives exactly the rows that the server's process derives."""
+numbers alone. So plans (`runs.setup`) are made from `Population.public`, and see nothing else. Deterministic: a client
+process derives exactly the rows that the server's process derives."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Population:
 
     @cached_property
     def public(self) -> PublicNumbers:
-        """The public numbers of these data, on which rules and plans are based."""
+        """The public numbers of these data, on which plans are based."""
         data, sizes, said = self.dataset, self.sizes, self.disclosures
         check_words(self.experiment, data.columns)
         check_everybody_has_data(sizes, self.clients)

@@ -87,7 +87,7 @@ class RunningRun:
 
 @dataclass
 class RunningPhase:
-    """One phase of a run while it is computed: its rules, clients, privacy ledger and folder."""
+    """One phase of a run while it is computed: its plan, clients, privacy ledger and folder."""
 
     setup: Setup
     federation: FederatedServer

@@ -1,4 +1,4 @@
-"""Simulation of a run in one place: its rules and the rows of all clients. The server's side sees the public numbers
+"""Simulation of a run in one place: its plan, and the rows of all clients. The server's side sees the public numbers
 and its own data, the clients' side its own rows; only what would pass between machines passes between the two."""
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def adds(setup: Setup) -> bool:
 
 
 def reads_single_uploads(setup: Setup) -> bool:
-    """True where each upload is handed on by itself, and no running sum: to leave late ones out, to compare them, or to
-    mask or encrypt them.
+    """True where the server needs each upload by itself, not a running sum: to leave late ones out, to compare them, or
+    to mask or encrypt them.
     """
     algorithm, uplink = setup.algorithm, setup.algorithm.uplink
     return setup.stragglers.leaves_out or algorithm.reads_each or uplink.reads_each or setup.policy.secure

@@ -133,7 +133,7 @@ class Witness:
         return next(reversed(self.noted.values()), None)
 
     def has_seen(self, head: str) -> bool:
-        """True where something was released while the ledger stood at `head`."""
+        """True where a release left the run while the ledger's newest hash was `head`."""
         return any(place.head == head for place in self.noted.values())
 
     def _note(self, lines: Sequence[ReleasedOperation]) -> bool:

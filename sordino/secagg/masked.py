@@ -27,13 +27,13 @@ of a kilobyte more for each peer.
 A site keeps its clients' keys, seeds and shares in memory only, and takes every step once.
 
 Why no operation has two masked uploads: a round is paid for when its first message (signed by the server) arrives, and
-before masked words leave, the shelf (stored answers) records durably that they do. From then on
+before masked words leave, the site's store of answers records durably that they do. From then on
 
 - the same messages get the same bytes, from memory, and other contents are refused;
-- a site that was restarted finds the round on its shelf and answers that its clients have dropped out. Their words may
+- a site that was restarted finds the round in its store and answers that its clients have dropped out. Their words may
   have left: fresh keys would put the same operation under a second mask.
 
-A site that was restarted before that has nothing on its shelf, so no words have left: it may draw fresh keys and noise,
+A site that was restarted before that has nothing in its store, so no words have left: it may draw fresh keys and noise,
 and no sum is unmasked twice. The list of members that names the old keys is refused by clients that have new ones.
 """
 

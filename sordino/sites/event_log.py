@@ -100,7 +100,7 @@ class EventLog:
             thread.join()
 
     def standing(self, says: Says) -> Says:
-        """Wraps `says` so that changes of a site's connection to its server are logged, too."""
+        """Callback that logs changes of a site's connection to its server, and then calls `says` with them."""
         last: tuple[What, str] = ("started", "")
 
         def say(standing: Standing, why: str) -> None:

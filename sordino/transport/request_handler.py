@@ -197,8 +197,8 @@ class RequestHandler:
             yield key.encrypt(flat(upload), command.t, grid.layout).pack()
 
     def _begin_masked(self, asked: Operation, command: Round) -> Given:
-        """Answers the first step of a masked round; with no clients where the shelf (stored answers) shows that masked
-        uploads have left before.
+        """Answers the first step of a masked round; with no clients where a stored answer shows that masked uploads
+        have left before.
         """
         if self._masked is None or self._masked.asked.name != asked.name:
             self._masked = None

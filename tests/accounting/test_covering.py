@@ -211,7 +211,7 @@ def test_two_steps_are_never_below_the_exact_price(delta: float) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_row_is_no_surer_than_its_least_sure_client(order: tuple[int, int]) -> None:
-    """Neither the number of the client that lost most nor that of the strongest promise decides how far a row is
+    """Neither the number of the client with the largest loss nor that of the strongest promise decides how far a row is
     proved."""
     sure, unsure = claim("example", "replace", Gaussian(1.0)), claim("example", "replace", Gaussian(3.0))
     weak = unsure.beside(status="conditional", because=("somebody behaves",))

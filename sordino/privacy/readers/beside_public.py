@@ -1,7 +1,8 @@
 """Training steps on private examples and public ones, such as images from a generator, under one loss.
 
-Public rows contain no private data, so client code may hold them. Only an open reader answers questions about both at
-once: a clip needs a gradient of each single example, and public examples need neither clip nor noise.
+Public rows contain no private data, so client code may hold them. Only a reader without protection (`Open`) allows one
+loss of both together: a clip needs the gradient of each private example by itself. Public examples need neither clip
+nor noise.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 single example, so it needs its own readers.
 
 `draw` gives two disjoint batches, redrawn until the support holds every class of the query (Li, Xiao and Chen 2024).
-`CellGradient` protects fixed cells of a client's examples: an episode within a cell depends on no other example, so its
-clipped gradient protects the cell as an example's clipped gradient protects the example.
+`CellGradient` protects cells, which are fixed groups of a client's examples: an episode within a cell depends on no
+other example, so its clipped gradient protects the cell as an example's clipped gradient protects the example.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def opened(examples: Examples, effort: LocalWork, grant: Grant, key: Key) -> Ite
 
 @dataclass(frozen=True)
 class CellGradient(ClippedReader):
-    """A reader of episodes that gives (sum of the cells' clipped episode gradients + noise) / public number, at every
-    step.
+    """A reader with noise for episodes, each drawn within a cell (a fixed group of a client's examples). It gives (sum
+    of the cells' clipped gradients + noise) / public number, at every step.
 
     sampling
         poisson   `cells` fixed cells; each is read in a step with probability `rate`, redrawn and kept secret; divided
@@ -197,7 +197,7 @@ class CellGradient(ClippedReader):
 
 @dataclass
 class CellShard(GuardedShard[CellGradient]):
-    """One client's examples, divided into cells, during one round."""
+    """One client's examples, divided into cells (fixed groups), during one round."""
 
     _opened: bool = False
 
@@ -220,8 +220,8 @@ class CellShard(GuardedShard[CellGradient]):
             yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
 
     def _cells(self, work: LocalWork, step: int, key: Key) -> Iterator[tuple[int, Tensor]]:
-        """The cells chosen for this step, each with its number and its rows. Draws within a cell depend on its number
-        only, not on which others were chosen.
+        """The cells (groups of examples) chosen for this step, each with its number and its rows. Draws within a cell
+        depend on its number only, not on which others were chosen.
         """
         reader, n = self._reader, self.size
         if reader.sampling == "fresh":

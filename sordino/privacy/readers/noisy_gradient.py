@@ -166,7 +166,7 @@ class GuardedBatch:
 
 
 class GradientsOnly(GuardedShard[R]):
-    """A shard that answers questions for gradients of batches, and refuses all others."""
+    """A shard that gives gradients of batches, and refuses every other kind of read."""
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(

@@ -1,4 +1,4 @@
-"""Reader without protection: it answers every question about examples exactly, and its claims say so."""
+"""Reader without protection: every kind of read is allowed and exact, and its claims say that nothing is guaranteed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Private readers: noise calibration, privacy claims and the count of paid reads, which all of them share; and the
-guarded shard, which refuses every question that its reader's guarantee does not cover.
+guarded shard, which refuses every kind of read that its reader's guarantee does not cover.
 
 An answer about an example may depend on that example alone: `check_apart` refuses networks that are known to mix
 examples, and `alone` calls a function on each example by itself, so that no user's program has to be trusted with
@@ -177,7 +177,7 @@ def check_reservation(opened: bool, reads: int, reserved: int | None, what: str)
 
 
 def check_unread(read: bool, what: str, fix: str) -> None:
-    """Refuses a second noisy answer to the same question."""
+    """Refuses to give a noisy answer twice: only one was paid for."""
     if read:
         raise PrivacyError(f"{what} was read a second time", why=PAID, fix=fix, code="read-beyond-reservation")
 

@@ -125,7 +125,8 @@ class SecretKey(Protocol):
 
 
 class SecureSums(Protocol[S]):
-    """Implementation of the secure sum of a stage: a module of an optional subpackage."""
+    """Interface of a module that implements secure sums of one kind, masked or encrypted; optional subpackages have
+    them."""
 
     def needs(self, stage: S, /) -> None: ...  # refuses where a package is missing
     def channel(self, stage: S, layout: Layout, run: str, /) -> Channel: ...

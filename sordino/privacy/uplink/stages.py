@@ -58,7 +58,7 @@ class Stage:
 
     @property
     def reads_each(self) -> bool:
-        """True where `learn`, or noise that the stage adds at the server, uses single uploads."""
+        """True where the server's half of the stage needs each upload by itself, not only their sum."""
         return False
 
     @property

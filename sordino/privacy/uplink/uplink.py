@@ -47,7 +47,7 @@ class Uplink(Links):
 
     @property
     def reads_each(self) -> bool:
-        """True where a stage uses single uploads."""
+        """True where a stage needs each upload by itself at the server, not only their sum."""
         return any(stage.reads_each for stage in (*self.client, *self.server))
 
     # what changes from round to round ---------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ AGAIN = 2000  # ms until a browser connects again
 
 
 class Cursor(NamedTuple):
-    """Position of a reader: how many events it has seen, and a digest of the last one."""
+    """Position of a browser in the event stream: how many events it has, and a digest of the last one."""
 
     events: int = 0
     digest: int = 0
