@@ -169,5 +169,5 @@ def test_where_a_fork_does_not_differentiate_a_clean_process_does(
     torch.ones(2, requires_grad=True).sum().backward()
     apart = finished(BY_NAME["trainer"].experiment(), tmp_path / "run")
     assert {function_reader.NO_FORK} == function_reader._CANNOT_FORK
-    read = {"name": "handed", "process": "shared"}
+    read = {"name": "function", "process": "shared"}
     assert apart.model == finished(BY_NAME["trainer"].experiment(read=read), tmp_path / "shared").model

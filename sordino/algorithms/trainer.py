@@ -98,7 +98,7 @@ class Trainer(
         if (made := self._apart(task)) is not None:
             told = {"of": self.of, "round": t, "seed": word, "architecture": asdict(made), "names": list(down.x)}
             apart = partial(request, told, task.state_dict(down.x), down.x)
-        return Up(tree.sub(shard.handed(trained, apart), down.x)), ()
+        return Up(tree.sub(shard.passed_to(trained, apart), down.x)), ()
 
     def _apart(self, task: Task) -> Architecture | None:
         """The network's architecture, if another process can build it and import the training function; None if either

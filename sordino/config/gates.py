@@ -112,7 +112,7 @@ READERS: dict[str, Callable[..., Reader]] = {
     "cells": cells,
     "median_clip": MedianClip,
     "responses": Responses,
-    "handed": FunctionReader,
+    "function": FunctionReader,
 }
 STAGES: dict[str, Callable[..., Stage]] = {
     "clip": Clip,

@@ -83,7 +83,7 @@ class Whole(PlannedRun):
         if theirs and augment != "none":
             raise ConfigError(
                 f"data.augment = {augment!r} with a training function of your own",
-                why="it is handed the rows as they are, so this would change nothing",
+                why="it gets the rows as they are, so this would change nothing",
                 fix="leave it out, and augment in the function",
                 code="augment-of-the-trainer",
             )

@@ -21,7 +21,7 @@ from sordino.algorithms.trainer import ALONE, Trainer
 from sordino.errors import SordinoError
 from sordino.planning.planner import Planner
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.readers.function_reader import HANDED, FunctionReader
+from sordino.privacy.readers.function_reader import PASSED, FunctionReader
 from sordino.results.one_run import Result
 from sordino.runs.simulation import simulated
 from sordino.types import Examples, Grant
@@ -228,7 +228,7 @@ def play(of: str, folder: Path, **more: Any) -> Tensor:
 def test_nothing_of_one_client_reaches_the_next(tmp_path: Path) -> None:
     """Twin: a function that goes on with the rows of the client before. In processes of its own it has none; in a shared
     one it has, and the receipt rests on its not doing so."""
-    shared = {"read": {"name": "handed", "process": "shared"}}
+    shared = {"read": {"name": "function", "process": "shared"}}
     honest, apart = play("sgd", tmp_path / "honest"), play("remembers", tmp_path / "apart")
     assert torch.equal(honest, apart)
     trainers._SEEN.clear()
@@ -261,7 +261,7 @@ def test_under_central_noise_an_example_costs_two_steps_of_its_client() -> None:
     rows = promised(uplink=CENTRAL, cohort={"name": "everyone"})
     assert not rows["client", "server"].finite
     assert not rows["example", "server"].finite
-    assert HANDED in rows["example", "server"].because
+    assert PASSED in rows["example", "server"].because
     client, example = rows["client", "public"], rows["example", "public"]
     assert client.epsilon == pytest.approx(4.0, rel=1e-3)
     assert client.epsilon < example.epsilon < float("inf")
@@ -275,7 +275,7 @@ def test_without_noise_nothing_is_promised() -> None:
 
 def test_the_condition_says_what_the_process_leaves_open() -> None:
     for process, text in (("fresh", ALONE), ("shared", KEEPS)):
-        for row in promised(read={"name": "handed", "process": process}).values():
+        for row in promised(read={"name": "function", "process": process}).values():
             assert row.status == "conditional"
             assert text.format(OF) in row.because
             assert (KEEPS if process == "fresh" else ALONE).format(OF) not in row.because
@@ -307,7 +307,7 @@ def test_other_readers_are_refused(read: str) -> None:
         ({"algorithm": {"name": "trainer", "of": "torch.nn:Linear"}}, "trainer-not-a-function"),
         ({"loss": {"name": f"{__name__}:Frozen"}}, "loss-of-the-algorithm"),
         ({"data": {"source": "digits", "augment": "crop_flip"}}, "augment-of-the-trainer"),
-        ({"algorithm": {"name": "fedavg"}, "read": {"name": "handed"}}, "reader-does-not-give"),
+        ({"algorithm": {"name": "fedavg"}, "read": {"name": "function"}}, "reader-does-not-give"),
     ],
 )
 def test_it_is_refused_before_anything_is_written(changes: dict[str, Any], code: str, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ TOGETHER = [
         f"{TRAINER}::test_the_condition_says_what_the_process_leaves_open",
     ),
     one(
-        "a guarantee for examples that a training function was handed",
+        "a guarantee for examples that a training function gets",
         "planning/prices.py",
         'if asked == "rows" and',
         "if False and",

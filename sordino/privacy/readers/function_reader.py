@@ -34,14 +34,14 @@ from sordino.errors import ConfigError, OwnCodeError, PrivacyError, SordinoError
 from sordino.privacy.readers.private_reader import GuardedShard
 from sordino.types import Claim, Examples, Grant, LocalWork, Offer, Params, Reader, Shard, Task
 
-HANDED = "a client's rows are handed to a function that is trusted with them"
+PASSED = "a client's rows are passed to a function that is trusted with them"
 NO_FORK = "no-fresh-process"
 FORK_CANNOT = {
     "what": "torch does not differentiate in a process of its own for each client",
     "why": "this process has used an accelerator, or has differentiated where it sees one: no fork of it can any more; "
     "and a clean process has no function and no network of a Python session",
     "fix": "put both into a file (`module:function`), start the run in a new process (`sordino run`), or set "
-    'read = {name = "handed", process = "shared"}',
+    'read = {name = "function", process = "shared"}',
     "code": NO_FORK,
 }
 MOST_IMPORTS = 1000  # names, as many as one message holds; the rest comes with them
@@ -64,7 +64,7 @@ class FunctionReader(Reader):
         return None
 
     def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
-        return Claim.to_everyone("example", "replace", NonPrivate(HANDED), "none", (HANDED,))
+        return Claim.to_everyone("example", "replace", NonPrivate(PASSED), "none", (PASSED,))
 
     def reads(self, work: LocalWork, size: int) -> int:
         return 0
@@ -74,7 +74,7 @@ class FunctionReader(Reader):
             raise ConfigError(
                 'read.process = "fresh" on this system',
                 why="a process for each client is a fork, which only Linux libraries survive",
-                fix='set read = {name = "handed", process = "shared"}: the guarantee of a client then rests on the '
+                fix='set read = {name = "function", process = "shared"}: the guarantee of a client then rests on the '
                 "function keeping nothing between them",
                 code=NO_FORK,
             )
@@ -97,13 +97,13 @@ class FunctionShard(GuardedShard[FunctionReader]):
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
-            f"the algorithm asks for {what}, but the reader hands all rows to one function",
+            f"the algorithm asks for {what}, but the reader passes all rows to one function",
             why="nothing is read of them in any other way",
             fix="use another reader, for example read = {name = 'open'}",
             code="rows-only",
         )
 
-    def handed(self, to: Callable[[Examples], Params], elsewhere: Elsewhere | None = None) -> Params:
+    def passed_to(self, to: Callable[[Examples], Params], elsewhere: Elsewhere | None = None) -> Params:
         """Tensors that the function `to` computes from the rows, in the form that the network takes. `elsewhere` does
         the same in a clean process, where this process cannot be forked.
         """

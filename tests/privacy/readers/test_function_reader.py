@@ -1,4 +1,4 @@
-"""Rows that are handed to a function, in a process of its own."""
+"""Rows that are passed to a function, in a process of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pid(rows: Examples) -> Params:
 
 
 def test_the_answer_comes_from_another_process_in_its_own_order() -> None:
-    one, other = shard().handed(pid), shard().handed(pid)
+    one, other = shard().passed_to(pid), shard().passed_to(pid)
     assert list(one) == ["z", "a"]
     assert len({os.getpid(), int(one["z"]), int(other["z"])}) == 3
     assert torch.equal(one["a"], torch.ones(5, dtype=torch.int64))
@@ -55,7 +55,7 @@ def test_what_the_function_imports_is_there_for_the_next(tmp_path: Path, monkeyp
         return {"seen": torch.tensor(len(imported_late.seen))}
 
     for _ in range(2):
-        assert int(shard().handed(train)["seen"]) == 1
+        assert int(shard().passed_to(train)["seen"]) == 1
     assert sys.modules.pop("imported_late").seen == []
 
 
@@ -72,7 +72,7 @@ def test_several_threads_may_wait_for_their_own_processes() -> None:
 
     waits = [0.15, 0.05, 0.1, 0.0]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda seconds: opened.handed(answer(seconds)), waits))
+        found = list(pool.map(lambda seconds: opened.passed_to(answer(seconds)), waits))
     assert [round(float(one["seconds"]), 3) for one in found] == waits
 
 
@@ -84,7 +84,7 @@ def train(rows):
     print(os.getpid(), flush=True)
     time.sleep(60)
 
-test.shard().handed(train)
+test.shard().passed_to(train)
 """
 
 
