@@ -84,17 +84,17 @@ class Ledger:
             self.places[head.hex()] = place
             self.fold(place, parsed(body, f"record {place} of the ledger"))
         for name in {name for name, _ in self.spent} | self.caps.keys() | {"0"}:
-            own, rule = ("*",) if name == "*" else (name, "*"), self.charter["currency"]["rule"]
+            own, rule = ("*",) if name == "*" else (name, "*"), self.scope["currency"]["rule"]
             fits = [sum(self.spent[each, i] for each in own) <= most for i, most in enumerate(self.cap(name))]
             if fits and not {"all": all, "any": any}[rule](fits):
                 raise epsilons.Wrong(f"{name!r:.40} has spent more than its cap")
 
     def fold(self, place, record):
         kind, op = record["kind"], record.get("op")
-        if (kind == "charter") != (place == 0):
-            raise epsilons.Wrong(f"record {place} of the ledger: there is one charter, and it comes first")
-        if kind == "charter":
-            self.charter, self.caps = record["charter"], record["caps"]
+        if (kind == "scope") != (place == 0):
+            raise epsilons.Wrong(f"record {place} of the ledger: there is one scope, and it comes first")
+        if kind == "scope":
+            self.scope, self.caps = record["scope"], record["caps"]
             self.many, self.each = record.get("each", (0, []))
         elif kind == "sealed":
             self.seals.setdefault(record["digest"], place)
@@ -108,7 +108,7 @@ class Ledger:
                 self.notes.append((phase, parsed(record["note"], op)))
             charges = once([(name, amount) for amount, names in record["charges"] for name in names])
             for name in charges.keys() - set(record["refused"]):
-                for part, price in zip(range(len(self.charter["currency"]["parts"])), charges[name], strict=True):
+                for part, price in zip(range(len(self.scope["currency"]["parts"])), charges[name], strict=True):
                     self.spent[name, part] += epsilons.number(price, whole=True)
 
     def cap(self, name):
@@ -242,7 +242,7 @@ class Verdict:
 
     def recompute(self, receipt, ledger, population, people, shares_scores):
         """Compares every epsilon of the receipt with the one that follows from the ledger."""
-        notes, delta = [note for _, note in ledger.notes], epsilons.number(float(ledger.charter["delta"]), 0, 1)
+        notes, delta = [note for _, note in ledger.notes], epsilons.number(float(ledger.scope["delta"]), 0, 1)
         rows, void = statement(histories(notes, population), delta, people)
         if shares_scores:
             nothing, about = epsilons.Row(math.inf, delta, "none", set(), {"none": math.inf}, []), ("client", "server")

@@ -5,8 +5,8 @@
 >>> from sordino.accounting.currency import ZCDP, cap, cost
 >>> from sordino.ledger.ledger import Ledger
 >>> subject = Subject(unit="client", neighbours="replace", adversary="server")
->>> charter = LedgerScope("digits", subject, 1e-5, ZCDP)
->>> ledger = Ledger.open(":memory:", charter, caps={"ada": cap((1.0,)), "bob": cap((0.2,))})
+>>> scope = LedgerScope("digits", subject, 1e-5, ZCDP)
+>>> ledger = Ledger.open(":memory:", scope, caps={"ada": cap((1.0,)), "bob": cap((0.2,))})
 >>> charges = {name: cost((0.15,)) for name in ("ada", "bob")}
 >>> sorted(ledger.reserve("run/0", charges, plan=b""))
 ['ada', 'bob']

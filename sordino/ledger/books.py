@@ -159,26 +159,26 @@ class OperationStanding(NamedTuple):
 class Books:
     """Totals computed from a ledger's records. Only `fold` changes them; spending never falls."""
 
-    def __init__(self, charter: LedgerScope, caps: Caps) -> None:
-        self.charter, self.caps = charter, caps
+    def __init__(self, scope: LedgerScope, caps: Caps) -> None:
+        self.scope, self.caps = scope, caps
         self.sequence, self.head = -1, ORIGIN
         self.own: dict[str, Amount] = {}
         self.ops: dict[str, OperationStanding] = {}
         self.seals: set[str] = set()
 
     def genesis(self) -> Json:
-        names = {"names": list(self.charter.names)} if self.charter.names else {}
-        return {"kind": "charter", "charter": self.charter.to_json(), **names, **self.caps.to_json()}
+        names = {"names": list(self.scope.names)} if self.scope.names else {}
+        return {"kind": "scope", "scope": self.scope.to_json(), **names, **self.caps.to_json()}
 
     def spent(self, principal: str) -> Amount:
-        shared = self.own.get(EVERYONE, self.charter.currency.zero())
+        shared = self.own.get(EVERYONE, self.scope.currency.zero())
         if principal == EVERYONE or principal not in self.own:
             return shared
         return tuple(map(add, self.own[principal], shared))
 
     def fits(self, principal: str, extra: Amount) -> bool:
         cap = self.caps.get(principal)
-        return cap is None or self.charter.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
+        return cap is None or self.scope.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
 
     def all_fit(self, extra: Amount) -> bool:
         """True where every client with a cap has room for this charge. Clients without charges of their own have spent
@@ -189,7 +189,7 @@ class Books:
     def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:
         """Names of the clients that can pay their charge. A charge to everyone is considered first, and must fit under
         every cap."""
-        names, below = set(), self.charter.currency.zero()
+        names, below = set(), self.scope.currency.zero()
         if EVERYONE in charges and self.all_fit(charges[EVERYONE]):
             names, below = {EVERYONE}, charges[EVERYONE]
         for name in charges.keys() - {EVERYONE}:
@@ -213,11 +213,11 @@ class Books:
     def _open(self, sequence: int, record: Json) -> None:
         ours = json.loads(canonical(self.genesis()))
         if sequence:
-            raise damaged(f"record {sequence} is a second charter, and a ledger has one")
-        if record["charter"] != ours["charter"]:
-            parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
+            raise damaged(f"record {sequence} is a second scope, and a ledger has one")
+        if record["scope"] != ours["scope"]:
+            parts = (part for part, value in ours["scope"].items() if record["scope"].get(part) != value)
             raise LedgerError(
-                f"the ledger has another charter: it differs in {', '.join(parts)}",
+                f"the ledger has another scope: it differs in {', '.join(parts)}",
                 why="budgets add up only for the same data, clients, units, neighbours and currency",
                 fix="keep the data, partition and seed of the earlier runs, or start a new ledger",
                 code="ledger-foreign",
@@ -235,7 +235,7 @@ class Books:
             raise damaged(f"record {sequence} reserves {record['op']!r} a second time")
         _texts(record, "op", "plan", "note")
         for amount, _ in record["charges"]:
-            self.charter.currency.charge(tuple(amount), what="a charge")
+            self.scope.currency.charge(tuple(amount), what="a charge")
         names = [name for _, group in record["charges"] for name in group]
         if len(set(names)) < len(names):
             raise damaged(f"record {sequence} charges a name twice")
@@ -257,7 +257,7 @@ class Books:
 
 
 _FOLDS = {
-    "charter": Books._open,
+    "scope": Books._open,
     "sealed": Books._seal,
     State.RESERVED.value: Books._reserve,
     **{state.value: Books._advance for state in BEFORE},
@@ -275,7 +275,7 @@ def read_genesis(body: bytes) -> tuple[LedgerScope, Caps]:
     record = read_json(body.decode())
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
-    return LedgerScope.from_json(record["charter"], tuple(map(str, record.get("names", ())))), caps
+    return LedgerScope.from_json(record["scope"], tuple(map(str, record.get("names", ())))), caps
 
 
 def link(previous: bytes, body: bytes) -> bytes:

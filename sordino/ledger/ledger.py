@@ -89,7 +89,7 @@ class Ledger:
     def open(
         cls,
         path: Path | str,
-        charter: LedgerScope,
+        scope: LedgerScope,
         caps: Mapping[str, Amount] | None = None,
         total: Amount | None = None,
         each: Each | None = None,
@@ -101,7 +101,7 @@ class Ledger:
         `caps` limit single principals, `each` limits the clients "0", "1", ... without a cap of their own, all others
         are unlimited; `total` limits what is charged to everyone.
         """
-        amount = charter.currency.amount
+        amount = scope.currency.amount
         limits = {_name(name): amount(cap, what=f"cap of {name}") for name, cap in (caps or {}).items()}
         if EVERYONE in limits:
             raise LedgerError(f"{EVERYONE!r} has a cap", why="it means all", fix="use total=...", code="name-invalid")
@@ -109,7 +109,7 @@ class Ledger:
             limits[EVERYONE] = amount(total, what="total cap")
         if each is not None:
             each = Each(each.clients, amount(each.cap, what="cap of each client"))
-        books = Books(charter, Caps(limits, each))
+        books = Books(scope, Caps(limits, each))
         # a loop of links is found by whoever opens it
         place = None if str(path) == MEMORY else Path(os.path.realpath(path))
         body = canonical(books.genesis()).encode()
@@ -138,7 +138,7 @@ class Ledger:
                 books = Books(*read_genesis(row[0]))
             except MALFORMED as error:
                 connection.close()
-                raise damaged("its charter is gone, or malformed") from error
+                raise damaged("its first record is gone, or malformed") from error
         return cls._checked(connection, None, books)
 
     def reserve(self, op: str, charges: Mapping[str, Amount], plan: bytes, note: str = "") -> frozenset[str]:
@@ -150,7 +150,7 @@ class Ledger:
         record = {
             "kind": State.RESERVED.value,
             "op": _name(op),
-            "charges": grouped({_name(k): self._books.charter.currency.charge(v, what=k) for k, v in charges.items()}),
+            "charges": grouped({_name(k): self._books.scope.currency.charge(v, what=k) for k, v in charges.items()}),
             "plan": plan.hex(),
             "note": note,
         }
@@ -216,8 +216,8 @@ class Ledger:
             return {name: (books.spent(name), books.caps.get(name)) for name in names}
 
     @property
-    def charter(self) -> LedgerScope:
-        return self._books.charter
+    def scope(self) -> LedgerScope:
+        return self._books.scope
 
     def entries(self) -> Iterator[Entry]:
         """The operations, in the order of their reservation."""
@@ -250,7 +250,7 @@ class Ledger:
 
     def check(self) -> None:
         """Reads the whole chain again and checks every hash, every transition, and every total against its cap."""
-        books = Books(self._books.charter, self._books.caps)
+        books = Books(self._books.scope, self._books.caps)
         with self._mutex, refusals():
             check_pages(self._db)
             for row in self._db.execute("SELECT sequence, hash, body FROM record ORDER BY sequence"):
@@ -261,7 +261,7 @@ class Ledger:
                 raise damaged("records that were already read are gone")
             for name in books.caps.told_apart(books.own):
                 # totals only grow, so caps that hold at the end held all along
-                if not books.fits(name, books.charter.currency.zero()):
+                if not books.fits(name, books.scope.currency.zero()):
                     raise damaged(f"{name} has spent more than its cap")
             self._books = books
 

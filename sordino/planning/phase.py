@@ -266,7 +266,7 @@ class PlannedPhase:
         only.
         """
         plan, people, delta = self.promising, len(self.public.sizes), self.experiment.privacy.delta
-        charter = LedgerScope(dataset, plan.offer and plan.offer.subject, delta, plan.currency, self.public.clients)
+        scope = LedgerScope(dataset, plan.offer and plan.offer.subject, delta, plan.currency, self.public.clients)
         cap, together = plan.cap, plan.one_price
         own = plan.budget is not None and plan.budget.personal is not None and not together
         each = Each(people, cap) if cap is not None and not together and not own else None
@@ -277,7 +277,7 @@ class PlannedPhase:
             cohort=self.cohort,
             stragglers=self.stragglers,
             plan=self.plan,
-            ledger=Ledger.open(ledger, charter, caps, cap if together else None, each, reading),
+            ledger=Ledger.open(ledger, scope, caps, cap if together else None, each, reading),
             sizes=self.public.sizes,
             key=self.phase_key,
             policy=self.policy,

@@ -58,7 +58,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
             wrong.append("the ledger knows no such receipt: it was changed after it was made, or made elsewhere")
         entries = of_run(ledger, str(claimed.get("run")))
         wrong += _edited(experiment, entries)
-        delta = ledger.charter.delta
+        delta = ledger.scope.delta
     agreed = ["the chain is whole", "every epsilon follows from it"]
     if not code and (own := sorted({*user_code.named([experiment.algorithm.get("name"), experiment.cohort])})):
         unseen.append(

@@ -32,8 +32,8 @@ def lifetime(place: Path) -> Lifetime:
                 code="not-a-run",
             )
     with Ledger.as_founded(place) as ledger:
-        entries, delta, currency = list(ledger.entries()), ledger.charter.delta, ledger.charter.currency
-        names, balances = ledger.charter.names, ledger.balances()
+        entries, delta, currency = list(ledger.entries()), ledger.scope.delta, ledger.scope.currency
+        names, balances = ledger.scope.names, ledger.balances()
     by_client = tuple(
         OfClient(
             client=client,

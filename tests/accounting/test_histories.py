@@ -134,7 +134,7 @@ def test_a_hidden_cohort_of_a_million_is_one_history() -> None:
 
 
 # the ledger: one cap for many -----------------------------------------------------------------------------------------
-CHARTER = LedgerScope("data", Subject(unit="client", neighbours="replace", adversary="server"), 1e-5, ZCDP)
+SCOPE = LedgerScope("data", Subject(unit="client", neighbours="replace", adversary="server"), 1e-5, ZCDP)
 
 
 # "1" has a cap of its own, "01" and "9" are not among the four clients, "*" is everyone
@@ -149,8 +149,8 @@ def disagreements(asked: list[dict[str, Amount]], own: Amount | None, total: Amo
     single = {} if own is None else {"1": own, "9": own}
     listed = {str(k): (6,) for k in range(4)} | single
     with (
-        Ledger.open(":memory:", CHARTER, single, total, Each(4, (6,))) as short,
-        Ledger.open(":memory:", CHARTER, listed, total) as long,
+        Ledger.open(":memory:", SCOPE, single, total, Each(4, (6,))) as short,
+        Ledger.open(":memory:", SCOPE, listed, total) as long,
     ):
         both = [
             (short.reserve(f"{op}", charges, b""), long.reserve(f"{op}", charges, b""))
@@ -203,7 +203,7 @@ def test_a_ledger_that_forgets_some_caps_is_caught(
 
 def test_a_ledger_that_overspent_for_everyone_is_refused() -> None:
     """`check` looks at clients that never paid for themselves, too."""
-    with Ledger.open(":memory:", CHARTER, each=Each(1000, (6,))) as ledger:
+    with Ledger.open(":memory:", SCOPE, each=Each(1000, (6,))) as ledger:
         body = {"charges": [[[7], ["*"]]], "kind": "reserved", "note": "", "op": "op", "plan": "", "refused": []}
         with ledger._turn():
             ledger._append(body)
@@ -213,7 +213,7 @@ def test_a_ledger_that_overspent_for_everyone_is_refused() -> None:
 
 def test_caps_for_a_million_are_one_line_in_the_file(tmp_path: Path) -> None:
     place, each = tmp_path / "ledger", Each(10**6, (6,))
-    with Ledger.open(place, CHARTER, each=each) as ledger:
+    with Ledger.open(place, SCOPE, each=each) as ledger:
         assert ledger.reserve("op", {"999999": (6,), "1000000": (7,)}, b"") == {"999999", "1000000"}
         assert ledger.reserve("more", {"999999": (1,), "5": (7,), "1000000": (7,)}, b"") == {"1000000"}
         assert (ledger.remaining("999999"), ledger.remaining("123456"), ledger.remaining("1000000")) == (
@@ -222,9 +222,9 @@ def test_caps_for_a_million_are_one_line_in_the_file(tmp_path: Path) -> None:
             None,
         )
     assert place.stat().st_size < 50_000
-    with Ledger.open(place, CHARTER, each=each) as again:
+    with Ledger.open(place, SCOPE, each=each) as again:
         assert again.remaining("999999") == (0,)
     for other in (Each(10**6, (7,)), Each(10**6 + 1, (6,)), None):
         with pytest.raises(LedgerError) as refused:
-            Ledger.open(place, CHARTER, each=other)
+            Ledger.open(place, SCOPE, each=other)
         assert refused.value.code == "ledger-caps-changed"

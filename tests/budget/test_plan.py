@@ -155,8 +155,8 @@ def test_a_typed_noise_pays_for_every_read(law: str, tmp_path: Path) -> None:
     (part,) = draft(typed, None, [3], {"example": [1]}).pricing.cost(2.0)  # type: ignore[union-attr]
     assert part == pytest.approx(0.5 if law == "pure" else 1 / 8)
     assert [charge[0] for charge in (one, four, five)] == [math.ceil(reads * part * UNIT) for reads in (1, 4, 5)]
-    charter = LedgerScope("digits", EXAMPLE, 1e-5, draft(typed, None, [3], {"example": [1]}).currency)
-    with Ledger.open(tmp_path / "ledger.sqlite", charter, {"0": four}) as ledger:
+    scope = LedgerScope("digits", EXAMPLE, 1e-5, draft(typed, None, [3], {"example": [1]}).currency)
+    with Ledger.open(tmp_path / "ledger.sqlite", scope, {"0": four}) as ledger:
         assert not ledger.reserve("five", {"0": five}, b"")
         assert ledger.reserve("four", {"0": four}, b"")
         assert not ledger.reserve("one more", {"0": one}, b"")

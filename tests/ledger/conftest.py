@@ -10,7 +10,7 @@ import pytest
 from sordino.accounting.currency import cap
 from sordino.ledger.ledger import Ledger
 from tests.ledger.ledger_workers import folder_in_memory
-from tests.ledger.small import CHARTER
+from tests.ledger.small import SCOPE
 
 
 @pytest.fixture
@@ -26,5 +26,5 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
 
 @pytest.fixture
 def ledger(path: str | Path) -> Iterator[Ledger]:
-    with Ledger.open(path, CHARTER, {"ada": cap([1]), "ben": cap([0.3])}, total=cap([2])) as opened:
+    with Ledger.open(path, SCOPE, {"ada": cap([1]), "ben": cap([0.3])}, total=cap([2])) as opened:
         yield opened

@@ -66,8 +66,8 @@ class World(NamedTuple):
     currency: Currency = ZCDP
 
     def open(self, path: Path | str, kind: type[Ledger] = Ledger) -> Ledger:
-        charter = LedgerScope("data", CLIENT, 1e-5, self.currency)
-        return kind.open(path, charter, self.caps, self.total)
+        scope = LedgerScope("data", CLIENT, 1e-5, self.currency)
+        return kind.open(path, scope, self.caps, self.total)
 
 
 def crowd(op: str) -> dict[str, Amount]:

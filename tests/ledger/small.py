@@ -1,4 +1,4 @@
-"""A small charter, and the code of a refusal."""
+"""A small scope, and the code of a refusal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TENTH = UNIT // 10
 
 
 CLIENT = Subject(unit="client", neighbours="zero_out", adversary="server")
-CHARTER = LedgerScope("data", CLIENT, 1e-5, ZCDP)
+SCOPE = LedgerScope("data", CLIENT, 1e-5, ZCDP)
 
 
 ONE = {"ada": (TENTH,)}

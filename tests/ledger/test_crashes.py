@@ -22,7 +22,7 @@ from sordino.ledger import files, storage
 from sordino.ledger.books import Books
 from sordino.ledger.ledger import Ledger
 from tests.ledger.recorded_disk import Call, Disk, recorded, recorded_files
-from tests.ledger.small import CHARTER
+from tests.ledger.small import SCOPE
 
 slow = pytest.mark.slow
 CAPS = {"ada": (3,), "ben": (9,)}
@@ -37,7 +37,7 @@ class Played:
         self.ledger = self._open()
 
     def _open(self) -> Ledger:
-        return Ledger.open(self.place, CHARTER, CAPS)
+        return Ledger.open(self.place, SCOPE, CAPS)
 
     def reopen(self) -> None:
         self.ledger.close()
@@ -291,14 +291,14 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, old: bytes | Non
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=slow)])
 def test_no_bit_of_a_chain_can_be_turned(every: int) -> None:
     """Of records and hashes; and no record can be left out, doubled or moved."""
-    with Ledger.open(":memory:", CHARTER, CAPS) as ledger:
+    with Ledger.open(":memory:", SCOPE, CAPS) as ledger:
         ledger.reserve("a", SHARED, b"plan", note='{"claim":1}')
         ledger.stored("a", b"content")
         ledger.seal(b"receipt")
         rows = list(ledger._db.execute("SELECT sequence, hash, body FROM record ORDER BY sequence"))
 
         def refused(changed: list[tuple[int, bytes, bytes]]) -> bool:
-            books = Books(ledger.charter, ledger._books.caps)
+            books = Books(ledger.scope, ledger._books.caps)
             try:
                 for row in changed:
                     books.fold(*row)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sordino.accounting.currency import APPROX, PURE, UNIT, Amount, cap, cost, rdp
 from sordino.ledger.ledger import Ledger
-from tests.ledger.small import CHARTER, code_of
+from tests.ledger.small import SCOPE, code_of
 
 # ---------------------------------------------------------------- costs
 BAD: dict[str, list[Any]] = {
@@ -74,8 +74,8 @@ def test_a_total_fits_under_all_components_or_under_any_order() -> None:
 
 
 def test_the_renyi_filter_grants_while_one_order_fits() -> None:
-    charter = replace(CHARTER, currency=rdp([2, 8]))
-    with Ledger.open(":memory:", charter, {"ada": (100, 100)}) as ledger:
+    scope = replace(SCOPE, currency=rdp([2, 8]))
+    with Ledger.open(":memory:", scope, {"ada": (100, 100)}) as ledger:
         assert ledger.reserve("flat", {"ada": (10, 90)}, b"") == {"ada"}
         assert ledger.reserve("over at order 8", {"ada": (10, 90)}, b"") == {"ada"}
         assert ledger.remaining("ada") == (80, -80)
@@ -92,13 +92,13 @@ def test_charges_of_another_shape_are_refused(ledger: Ledger, charge: Any) -> No
 @pytest.mark.parametrize("part", [1.0, True, -1, math.nan, "1", None])
 def test_charges_that_are_no_natural_numbers_are_refused(ledger: Ledger, part: Any) -> None:
     assert code_of(ledger.reserve, "op", {"ada": (part,)}, b"") == "amount-not-integer"
-    assert code_of(Ledger.open, ":memory:", CHARTER, {"ada": (part,)}) == "amount-not-integer"
+    assert code_of(Ledger.open, ":memory:", SCOPE, {"ada": (part,)}) == "amount-not-integer"
     assert ledger.spent("ada") == (0,)
 
 
 def test_a_charge_of_nothing_is_refused_and_a_cap_of_nothing_is_not(ledger: Ledger) -> None:
     assert code_of(ledger.reserve, "op", {"ada": (0,)}, b"") == "amount-zero"
-    with Ledger.open(":memory:", CHARTER, {"ada": (0,)}) as closed:
+    with Ledger.open(":memory:", SCOPE, {"ada": (0,)}) as closed:
         assert closed.reserve("op", {"ada": (1,)}, b"") == set()
 
 

@@ -19,7 +19,7 @@ from sordino.errors import LedgerError
 from sordino.ledger.books import Books, Place
 from sordino.ledger.ledger import Ledger, State
 from tests.ledger.ledger_workers import Model, World, folder_in_memory
-from tests.ledger.small import CHARTER, ONE, TENTH, code_of
+from tests.ledger.small import ONE, SCOPE, TENTH, code_of
 
 # ---------------------------------------------------------------- against the model
 NAMES = ("*", "ada", "ben", "cyd")
@@ -165,7 +165,7 @@ def _refund_when_refused(self: Ledger, op: str, digest: bytes) -> None:
             self._db.execute("PRAGMA foreign_keys = OFF")
             self._db.execute("DROP TRIGGER IF EXISTS record_delete")
             self._db.execute("DELETE FROM record WHERE sequence >= ?", (self._books.ops[op].reserved,))
-            self._books = Books(self._books.charter, self._books.caps)
+            self._books = Books(self._books.scope, self._books.caps)
             self.check()
         raise
 
@@ -264,7 +264,7 @@ def test_a_charge_to_everyone_needs_room_under_every_cap(ledger: Ledger) -> None
     assert ledger.spent("ada") == ledger.spent("stranger") == ledger.spent("*") == (2 * TENTH,)
     assert ledger.reserve("b", {"*": (2 * TENTH,)}, b"") == set()  # ben has 0.1 left
     assert ledger.reserve("c", {"*": (TENTH,), "ben": (1,), "ada": (1,)}, b"") == {"*", "ada"}
-    with Ledger.open(":memory:", CHARTER, total=(5,)) as shared:
+    with Ledger.open(":memory:", SCOPE, total=(5,)) as shared:
         assert shared.reserve("a", {"*": (5,)}, b"") == {"*"}
         assert shared.reserve("b", {"*": (1,), "ada": (1,)}, b"") == {"ada"}  # the total binds everyone, not ada
         assert shared.remaining("*") == (0,)
@@ -274,7 +274,7 @@ def test_a_charge_to_everyone_needs_room_under_every_cap(ledger: Ledger) -> None
 def test_names_are_text(ledger: Ledger, name: Any) -> None:
     assert code_of(ledger.reserve, name, ONE, b"") == "name-invalid"
     assert code_of(ledger.reserve, "op", {name: (1,)}, b"") == "name-invalid"
-    assert code_of(Ledger.open, ":memory:", CHARTER, {"*": (1,)}) == "name-invalid"
+    assert code_of(Ledger.open, ":memory:", SCOPE, {"*": (1,)}) == "name-invalid"
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\x00b", "é", '"', "' OR 1=1 --", "op" * 5000])
@@ -294,7 +294,7 @@ def restless_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restless_threads")
 def test_threads_share_a_ledger_and_fill_the_cap_exactly(path: str | Path) -> None:
-    with Ledger.open(path, CHARTER, {"ada": (60,)}) as ledger:
+    with Ledger.open(path, SCOPE, {"ada": (60,)}) as ledger:
         granted: list[frozenset[str]] = []
         gate = threading.Barrier(4)
 

@@ -13,7 +13,7 @@ import pytest
 
 from sordino.ledger import storage
 from sordino.ledger.ledger import Ledger
-from tests.ledger.small import CHARTER, ONE, code_of
+from tests.ledger.small import ONE, SCOPE, code_of
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
@@ -26,7 +26,7 @@ def left(tmp_path: Path) -> Path:
     """A ledger as a kill leaves it: what was spent last stands in its journal."""
     (tmp_path / "alive").mkdir()
     place = tmp_path / "killed"
-    with Ledger.open(tmp_path / "alive" / "ledger", CHARTER) as ledger:
+    with Ledger.open(tmp_path / "alive" / "ledger", SCOPE) as ledger:
         ledger.reserve("one", ONE, b"")
         shutil.copytree(tmp_path / "alive", place)
         assert (place / "ledger-wal").stat().st_size
@@ -36,14 +36,14 @@ def left(tmp_path: Path) -> Path:
 
 READ: dict[str, Callable[[Path], Ledger]] = {
     "as founded": Ledger.as_founded,
-    "opened": lambda place: Ledger.open(place, CHARTER, reading=True),
+    "opened": lambda place: Ledger.open(place, SCOPE, reading=True),
 }
 
 
 @pytest.mark.parametrize("read", READ)
 def test_reading_touches_nothing(read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "ledger"
-    with Ledger.open(place, CHARTER) as ledger:
+    with Ledger.open(place, SCOPE) as ledger:
         ledger.reserve("one", ONE, b"")
         head = ledger.head()
     before = stamps(tmp_path)
@@ -76,7 +76,7 @@ def test_what_a_kill_left_in_the_journal_is_read_where_nothing_can_be_written(
 
 
 def test_what_a_writer_has_just_written_is_read(tmp_path: Path) -> None:
-    with Ledger.open(tmp_path / "ledger", CHARTER) as writer:
+    with Ledger.open(tmp_path / "ledger", SCOPE) as writer:
         for name in ("one", "two"):
             writer.reserve(name, ONE, b"")
             with Ledger.as_founded(tmp_path / "ledger") as ledger:
@@ -86,14 +86,14 @@ def test_what_a_writer_has_just_written_is_read(tmp_path: Path) -> None:
 def test_a_writer_that_comes_in_between_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that changed while it was read without any lock is read again."""
     place = tmp_path / "ledger"
-    Ledger.open(place, CHARTER).close()
+    Ledger.open(place, SCOPE).close()
     backup, came = storage._backup, []
 
     def disturbed(name: str, into: sqlite3.Connection) -> None:
         backup(name, into)
         if not came:
             came.append(name)
-            with Ledger.open(place, CHARTER) as writer:
+            with Ledger.open(place, SCOPE) as writer:
                 writer.reserve("one", ONE, b"")
 
     monkeypatch.setattr(storage, "_backup", disturbed)

@@ -12,7 +12,7 @@ import pytest
 
 from sordino.ledger.books import link
 from sordino.ledger.ledger import Ledger
-from tests.ledger.small import CHARTER, code_of
+from tests.ledger.small import SCOPE, code_of
 
 GOOD = b'{"charges":[[[5],["ada","ben"]]],"kind":"reserved","note":"{}","op":"run/0","plan":"","refused":[]}'
 # what is written in place of what, in a record whose chain holds
@@ -39,7 +39,7 @@ FORGED: dict[str, tuple[bytes, bytes]] = {
 
 
 def ledger_with(place: Path, body: bytes) -> Path:
-    Ledger.open(place, CHARTER, {"ada": (9,)}).close()
+    Ledger.open(place, SCOPE, {"ada": (9,)}).close()
     with closing(sqlite3.connect(place)) as base, base:
         (head,) = base.execute("SELECT hash FROM record").fetchone()
         base.execute("INSERT INTO record VALUES (1, ?, ?)", (link(head, body), body))
@@ -51,7 +51,7 @@ def test_what_could_be_read_in_two_ways_is_no_record(tmp_path: Path, forged: str
     old, new = FORGED[forged]
     assert old in GOOD
     place = ledger_with(tmp_path / "ledger", GOOD.replace(old, new))
-    assert code_of(Ledger.as_founded, place) == code_of(Ledger.open, place, CHARTER, {"ada": (9,)}) == "ledger-damaged"
+    assert code_of(Ledger.as_founded, place) == code_of(Ledger.open, place, SCOPE, {"ada": (9,)}) == "ledger-damaged"
 
 
 @pytest.mark.parametrize("seal", [b'"zz"', b"5", b'"ab","digest":"cd"'])

@@ -1,4 +1,4 @@
-"""A ledger's file: bound to its charter, append-only, refused wherever it was touched or cannot be kept."""
+"""A ledger's file: bound to its scope, append-only, refused wherever it was touched or cannot be kept."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sordino.errors import LedgerError
 from sordino.ledger import storage
 from sordino.ledger.books import link
 from sordino.ledger.ledger import Ledger, State
-from tests.ledger.small import CHARTER, CLIENT, ONE, code_of
+from tests.ledger.small import CLIENT, ONE, SCOPE, code_of
 
 
 # ---------------------------------------------------------------- the file
-def test_a_ledger_is_bound_to_its_charter_and_caps(tmp_path: Path) -> None:
+def test_a_ledger_is_bound_to_its_scope_and_caps(tmp_path: Path) -> None:
     path, caps = tmp_path / "ledger", {"ada": (5,)}
-    Ledger.open(path, CHARTER, caps, (9,)).close()
+    Ledger.open(path, SCOPE, caps, (9,)).close()
     others: list[dict[str, Any]] = [
         {"dataset": "other"},
         {"subject": CLIENT.beside(unit="example")},
@@ -40,18 +40,18 @@ def test_a_ledger_is_bound_to_its_charter_and_caps(tmp_path: Path) -> None:
         {"currency": replace(ZCDP, rule="any")},
     ]
     for other in others:
-        assert code_of(Ledger.open, path, replace(CHARTER, **other), caps, (9,)) == "ledger-foreign"
+        assert code_of(Ledger.open, path, replace(SCOPE, **other), caps, (9,)) == "ledger-foreign"
     wrong: list[tuple[Any, Any]] = [({"ada": (6,)}, (9,)), ({}, (9,)), (None, None), (caps, None), (caps, (10,))]
     for moved, total in [*wrong, ({**caps, "ben": (1,)}, (9,))]:
-        assert code_of(Ledger.open, path, CHARTER, moved, total) == "ledger-caps-changed"
-    with Ledger.open(path, CHARTER, caps, (9,)) as ledger:
+        assert code_of(Ledger.open, path, SCOPE, moved, total) == "ledger-caps-changed"
+    with Ledger.open(path, SCOPE, caps, (9,)) as ledger:
         assert ledger.remaining("ada") == (5,)
 
 
 def test_two_ledgers_on_one_file_see_each_other(tmp_path: Path) -> None:
     with (
-        Ledger.open(tmp_path / "l", CHARTER, {"ada": (3,)}) as one,
-        Ledger.open(tmp_path / "l", CHARTER, {"ada": (3,)}) as two,
+        Ledger.open(tmp_path / "l", SCOPE, {"ada": (3,)}) as one,
+        Ledger.open(tmp_path / "l", SCOPE, {"ada": (3,)}) as two,
     ):
         assert one.reserve("a", {"ada": (2,)}, b"") == {"ada"}
         assert two.spent("ada") == (2,)
@@ -62,11 +62,11 @@ def test_two_ledgers_on_one_file_see_each_other(tmp_path: Path) -> None:
 
 
 def test_a_commit_is_synced_and_the_pragmas_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Ledger.open(tmp_path / "ledger", CHARTER) as ledger:
+    with Ledger.open(tmp_path / "ledger", SCOPE) as ledger:
         assert ledger._db.execute("PRAGMA synchronous").fetchone() == (2,)
         assert ledger._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     monkeypatch.setattr(storage, "_SETTINGS", ("synchronous=NORMAL",))
-    assert code_of(Ledger.open, tmp_path / "ledger", CHARTER) == "ledger-not-durable"
+    assert code_of(Ledger.open, tmp_path / "ledger", SCOPE) == "ledger-not-durable"
 
 
 def test_a_ledger_is_in_wal_mode_from_its_birth_and_for_whoever_opens_it_next(
@@ -77,7 +77,7 @@ def test_a_ledger_is_in_wal_mode_from_its_birth_and_for_whoever_opens_it_next(
     storage._create(path, (b"hash", b"body"))
     assert path.read_bytes()[18:20] == b"\2\2"  # read and write version: 2 is WAL (sqlite.org/fileformat.html)
     path.unlink()
-    Ledger.open(path, CHARTER).close()
+    Ledger.open(path, SCOPE).close()
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     ask = storage._ask
@@ -85,19 +85,19 @@ def test_a_ledger_is_in_wal_mode_from_its_birth_and_for_whoever_opens_it_next(
         monkeypatch.setattr(
             storage, "_ask", lambda c, pragma, mode=mode: mode if "journal_mode" in pragma else ask(c, pragma)
         )
-        assert code_of(Ledger.open, path, CHARTER) == "ledger-not-durable"
+        assert code_of(Ledger.open, path, SCOPE) == "ledger-not-durable"
 
 
 def test_the_file_is_append_only_and_holds_no_float(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    with Ledger.open(path, CHARTER, {"ada": cap([0.7])}) as ledger:
+    with Ledger.open(path, SCOPE, {"ada": cap([0.7])}) as ledger:
         ledger.reserve("op", {"ada": cost([0.1])}, b"plan")
         ledger.stored("op", b"digest")
     assert path.stat().st_mode & 0o777 == 0o600
     raw = sqlite3.connect(path)
     bodies = [row[0] for row in raw.execute("SELECT body FROM record")]
     found = [json.loads(body, parse_float=lambda text: pytest.fail(f"a float: {text}")) for body in bodies]
-    assert [record["kind"] for record in found] == ["charter", "reserved", "stored"]
+    assert [record["kind"] for record in found] == ["scope", "reserved", "stored"]
     for statement in ("UPDATE record SET body = x''", "DELETE FROM record"):
         with pytest.raises(sqlite3.DatabaseError, match="fixed"):
             raw.execute(statement)
@@ -122,7 +122,7 @@ TAMPER = {
 @pytest.mark.parametrize("what", TAMPER)
 def test_tampering_is_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path / "ledger"
-    with Ledger.open(path, CHARTER, {"ada": (9,)}) as ledger:
+    with Ledger.open(path, SCOPE, {"ada": (9,)}) as ledger:
         ledger.reserve("op", {"ada": (5,)}, b"plan")
         ledger.stored("op", b"digest")
         ledger.published("op")
@@ -136,23 +136,23 @@ def test_tampering_is_refused(tmp_path: Path, what: str) -> None:
         for _, sql in triggers:
             raw.execute(sql)
     raw.close()
-    assert code_of(Ledger.open, path, CHARTER, {"ada": (9,)}) == "ledger-damaged"
+    assert code_of(Ledger.open, path, SCOPE, {"ada": (9,)}) == "ledger-damaged"
 
 
 def test_broken_pages_are_found_at_opening(tmp_path: Path) -> None:
     path, filling = tmp_path / "ledger", b"n"
-    with Ledger.open(path, CHARTER) as ledger:
+    with Ledger.open(path, SCOPE) as ledger:
         ledger.reserve("op", ONE, b"plan", note=20_000 * filling.decode())
     content = bytearray(path.read_bytes())
     page = next(at for at in range(0, len(content), 4096) if content[at + 4 : at + 4096] == 4092 * filling)
     content[page : page + 4] = (1).to_bytes(4, "big")  # the note goes on at the first page of the file
     path.write_bytes(content)
-    assert code_of(Ledger.open, path, CHARTER) == "ledger-damaged"
+    assert code_of(Ledger.open, path, SCOPE) == "ledger-damaged"
 
 
 def test_tampering_under_an_open_ledger_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    with Ledger.open(path, CHARTER) as ledger:
+    with Ledger.open(path, SCOPE) as ledger:
         for op in ("one", "two"):
             ledger.reserve(op, ONE, b"plan")
             ledger.stored(op, b"digest")
@@ -171,9 +171,9 @@ def test_tampering_under_an_open_ledger_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [os.unlink, lambda path: os.replace(f"{path}.old", path)])
 def test_a_file_replaced_under_an_open_ledger_is_noticed(tmp_path: Path, change: Callable[[Path], None]) -> None:
     path = tmp_path / "ledger"
-    Ledger.open(path, CHARTER).close()
+    Ledger.open(path, SCOPE).close()
     Path(f"{path}.old").write_bytes(path.read_bytes())
-    with Ledger.open(path, CHARTER) as ledger:
+    with Ledger.open(path, SCOPE) as ledger:
         ledger.reserve("one", ONE, b"")
         change(path)
         assert code_of(ledger.reserve, "two", ONE, b"") == "ledger-damaged"
@@ -184,7 +184,7 @@ FORGERIES: dict[str, dict[str, Any]] = {
     "the same operation again": {"kind": "reserved", "op": "op", "charges": [], "refused": []},
     "published before stored": {"kind": "published", "op": "op"},
     "an operation never reserved": {"kind": "drawn", "op": "ghost"},
-    "a second charter": {"kind": "charter", "charter": {}, "caps": {}},
+    "a second scope": {"kind": "scope", "scope": {}, "caps": {}},
     "a refund": {"kind": "refunded", "op": "op"},
     "no kind": {"op": "op"},
     "charges of another type": {"kind": "reserved", "op": "new", "charges": 5, "refused": []},
@@ -217,43 +217,43 @@ def test_another_past_is_noticed(ledger: Ledger) -> None:
 @pytest.mark.parametrize("format", [0, 2, 9])
 def test_another_format_is_refused(tmp_path: Path, format: int) -> None:
     path = tmp_path / "ledger"
-    Ledger.open(path, CHARTER).close()
+    Ledger.open(path, SCOPE).close()
     raw = sqlite3.connect(path)
     raw.execute(f"PRAGMA user_version = {format}")
     raw.close()
-    assert code_of(Ledger.open, path, CHARTER) == "ledger-version"
+    assert code_of(Ledger.open, path, SCOPE) == "ledger-version"
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"text", b"SQLite format 3\0", bytes(5000), b"\xff" * 5000])
 def test_what_is_no_ledger_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ledger"
     path.write_bytes(content)
-    assert code_of(Ledger.open, path, CHARTER) == "ledger-damaged"
+    assert code_of(Ledger.open, path, SCOPE) == "ledger-damaged"
     assert path.read_bytes() == content
 
 
 def test_places_that_cannot_hold_a_ledger(tmp_path: Path) -> None:
-    assert code_of(Ledger.open, tmp_path / "no" / "ledger", CHARTER) == "ledger-no-directory"
-    assert code_of(Ledger.open, tmp_path, CHARTER) == "ledger-damaged"
+    assert code_of(Ledger.open, tmp_path / "no" / "ledger", SCOPE) == "ledger-no-directory"
+    assert code_of(Ledger.open, tmp_path, SCOPE) == "ledger-damaged"
     foreign = tmp_path / "foreign"
     raw = sqlite3.connect(foreign)
     raw.execute("CREATE TABLE mine (text)")
     raw.close()
-    assert code_of(Ledger.open, foreign, CHARTER) == "ledger-damaged"
+    assert code_of(Ledger.open, foreign, SCOPE) == "ledger-damaged"
     (tmp_path / "lost-wal").write_bytes(b"journal")
-    assert code_of(Ledger.open, tmp_path / "lost", CHARTER) == "ledger-gone"
+    assert code_of(Ledger.open, tmp_path / "lost", SCOPE) == "ledger-gone"
     assert not (tmp_path / "lost").exists()
     (tmp_path / "lost").touch()
-    assert code_of(Ledger.open, tmp_path / "lost", CHARTER) == "ledger-damaged"
+    assert code_of(Ledger.open, tmp_path / "lost", SCOPE) == "ledger-damaged"
     assert (tmp_path / "lost-wal").read_bytes() == b"journal"
 
 
 @pytest.mark.parametrize("name", ["a b", "a?mode=memory", "100%", "#1", "é", "a'b"])
 def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    with Ledger.open(path, CHARTER) as ledger:
+    with Ledger.open(path, SCOPE) as ledger:
         ledger.reserve("op", ONE, b"")
-    with Ledger.open(str(path), CHARTER) as ledger:
+    with Ledger.open(str(path), SCOPE) as ledger:
         assert ledger.spent("ada") == ONE["ada"]
     assert {found.name for found in tmp_path.iterdir()} == {name, f"{name}-lock"}
 
@@ -286,10 +286,10 @@ def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert storage.file_system(Path("/x"), "a /x nfs rw 0 0\nb /x ext4 rw 0 0") == "ext4"
     for kind in ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "fuse.gcsfuse", "9p"):
         monkeypatch.setattr(storage, "file_system", lambda *_, kind=kind: kind)
-        assert code_of(Ledger.open, tmp_path / "ledger", CHARTER) == "ledger-network-disk"
+        assert code_of(Ledger.open, tmp_path / "ledger", SCOPE) == "ledger-network-disk"
     for number, kind in enumerate(("ext4", "xfs", "btrfs", "overlay", "tmpfs", "fuseblk", "")):
         monkeypatch.setattr(storage, "file_system", lambda *_, kind=kind: kind)
-        Ledger.open(tmp_path / str(number), CHARTER).close()
+        Ledger.open(tmp_path / str(number), SCOPE).close()
 
 
 def test_ledgers_founded_at_once_are_one(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_ledgers_founded_at_once_are_one(tmp_path: Path) -> None:
 
     def found(who: int) -> None:
         gate.wait()
-        with Ledger.open(path, CHARTER) as ledger:
+        with Ledger.open(path, SCOPE) as ledger:
             ledger.reserve(f"op{who}", {"ada": (1,)}, b"")
 
     threads = [threading.Thread(target=found, args=(who,)) for who in range(6)]
@@ -305,14 +305,14 @@ def test_ledgers_founded_at_once_are_one(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    with Ledger.open(path, CHARTER) as ledger:
+    with Ledger.open(path, SCOPE) as ledger:
         assert ledger.spent("ada") == (6,)
 
 
 def test_a_ledger_held_by_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "PATIENCE", 0.05)
     path = tmp_path / "ledger"
-    with Ledger.open(path, CHARTER) as ledger:
+    with Ledger.open(path, SCOPE) as ledger:
         raw = sqlite3.connect(path, isolation_level=None)
         raw.execute("BEGIN IMMEDIATE")
         assert code_of(ledger.reserve, "op", ONE, b"") == "ledger-busy"
@@ -336,9 +336,9 @@ def test_a_file_that_cannot_be_founded_leaves_nothing(
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "link", fail)
-        assert code_of(Ledger.open, tmp_path / "ledger", CHARTER) == code
+        assert code_of(Ledger.open, tmp_path / "ledger", SCOPE) == code
     assert list(tmp_path.iterdir()) == []
-    Ledger.open(tmp_path / "ledger", CHARTER).close()
+    Ledger.open(tmp_path / "ledger", SCOPE).close()
 
 
 def test_errors_of_sqlite_never_escape(ledger: Ledger) -> None:

@@ -44,7 +44,7 @@ KEPT = [
     one(
         "a record may refund",
         "ledger/books.py",
-        'self.charter.currency.charge(tuple(amount), what="a charge")',
+        'self.scope.currency.charge(tuple(amount), what="a charge")',
         "pass",
         f"{RECORDS}::test_what_could_be_read_in_two_ways_is_no_record",
     ),

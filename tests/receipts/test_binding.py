@@ -285,7 +285,7 @@ def test_how_a_run_is_computed_may_change(tmp_path: Path) -> None:
 
 
 def test_nobody_finds_a_row_by_trying(runs: Path) -> None:
-    """Who knows all rows but one tries every value of it: the digest that stood in the charter said when it was found,
+    """Who knows all rows but one tries every value of it: the digest that stood in the ledger said when it was found,
     the keyed one says nothing."""
     parts = simulated(config.load(runs / "private" / "experiment.toml"))
     told = Agreement.read(runs / "private").dataset

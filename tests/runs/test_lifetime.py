@@ -17,9 +17,9 @@ def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
     """Whoever looks at it needs no run folder to know who has spent what; and one founded before names is read."""
     place, names = tmp_path / "shared.sqlite", ("Nord", "Süd")
     subject = Subject(unit="example", neighbours="replace", adversary="server")
-    charter, each = LedgerScope("data", subject, 1e-5, ZCDP, names), Each(2, (1,))
-    bare = replace(charter, names=())
-    for file, founded, later in ((place, charter, bare), (tmp_path / "old.sqlite", bare, charter)):
+    scope, each = LedgerScope("data", subject, 1e-5, ZCDP, names), Each(2, (1,))
+    bare = replace(scope, names=())
+    for file, founded, later in ((place, scope, bare), (tmp_path / "old.sqlite", bare, scope)):
         Ledger.open(file, founded, each=each).close()
         with Ledger.open(file, later, each=each) as ledger:
             ledger.reserve("run/0", {"1": (1,)}, b"", note([]))

@@ -46,7 +46,7 @@ def key_beside(ledger: Path) -> bytes:
 def founded_under(ledger: Path, key: bytes, run: Simulation) -> bool:
     """Is the name of the data in the ledger the one that this key gives?"""
     with Ledger.as_founded(ledger) as books:
-        return books.charter.dataset == type(run.population)(run.setup.experiment, key).fingerprint
+        return books.scope.dataset == type(run.population)(run.setup.experiment, key).fingerprint
 
 
 @pytest.mark.one_fast

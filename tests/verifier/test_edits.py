@@ -147,10 +147,10 @@ def of_a_line_of_the_chain(run: Path, rng: random.Random, others: list[Path]) ->
     told = records(run)
     i = rng.randrange(len(told) - 1)
     if rng.random() < 0.5:
-        del told[i if told[i]["kind"] in ("charter", "reserved", "stored") else 0]
+        del told[i if told[i]["kind"] in ("scope", "reserved", "stored") else 0]
     else:
         i = rng.choice(
-            [i for i in range(len(told) - 1) if {told[i]["kind"], told[i + 1]["kind"]} & {"charter", "stored"}]
+            [i for i in range(len(told) - 1) if {told[i]["kind"], told[i + 1]["kind"]} & {"scope", "stored"}]
         )
         told[i], told[i + 1] = told[i + 1], told[i]
     written(run, told)
