@@ -30,7 +30,7 @@ KEY = 32  # bytes of a key, and of a secret
 NOT_TO_BE_SHARED = (
     "Not to be shared. What lies here is covered by no epsilon: who reads it learns what the run promises to hide.\n"
     "Everything else in the run folder may be shown to those whom the statement in privacy.json names,\n"
-    "but for checkpoints, data.key and (at a site) desk, which are for their owner alone, too.\n"
+    "but for checkpoints, data.key and (at a site) replies, which are for their owner alone, too.\n"
 )
 
 

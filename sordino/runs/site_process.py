@@ -106,12 +106,12 @@ def _serve(experiment: Experiment, arguments: list[str], letters: IO[bytes], ans
         given = {name: here(value) for name, value in checkpoint.tensors(handed).items()}
     secret = secret_of(Path(folder))
     site = mine.site(run, which, mine.setup.states(Path(place)), secret, given, Path(place) / f"clients-{first}")
-    desk = RequestHandler(Signer(first, run), lambda stage: site)
+    handler = RequestHandler(Signer(first, run), lambda stage: site)
     line = SlowNetwork(**engine.network.of(int(first)))
     if given is not None:
         line.receive(handed.stat().st_size)
-    late = line.behind(desk.answer)
-    serve(lambda letter: (late if _of_a_round(letter) else desk.answer)(letter), letters, answers)
+    late = line.behind(handler.answer)
+    serve(lambda letter: (late if _of_a_round(letter) else handler.answer)(letter), letters, answers)
 
 
 def _of_a_round(letter: bytes) -> bool:

@@ -58,7 +58,7 @@ FAILED = "failed-at-site"
 class Membership(Responder, RequestPolicy):
     """Site in a run, with its state in a folder."""
 
-    ended: ClassVar[str] = "desk/over"
+    ended: ClassVar[str] = "replies/over"
 
     trained: Mapping[int, Examples]  # rows of its own clients
     tested: Mapping[int, Examples]
@@ -93,14 +93,14 @@ class Membership(Responder, RequestPolicy):
 
     @cached_property
     def shelf(self) -> ReplyStore:
-        return ReplyStore(self.folder / "desk")
+        return ReplyStore(self.folder / "replies")
 
     @cached_property
-    def desk(self) -> RequestHandler:
+    def handler(self) -> RequestHandler:
         return RequestHandler(self.letterhead, self._site, self, self.shelf)
 
     def answer(self, data: bytes | memoryview) -> bytes:
-        return self.desk.answer(data)
+        return self.handler.answer(data)
 
     def _site(self, stage: int) -> Site:
         """Clients of this site, with the states that they had after the last stored answer."""

@@ -95,7 +95,7 @@ class SiteAccounts:
         self._books = [
             phase.federation(ServerData(whole), dataset, ledger, run, self._clients) for phase in whole.phases
         ]
-        own_eyes = ledger.parent / "desk"
+        own_eyes = ledger.parent / "replies"
         own_eyes.mkdir(exist_ok=True, mode=0o700)
         self._seen = own_eyes / "server-ledger"  # where the server's ledger stood, as it said last
         self._rounds = own_eyes / "answered"  # of hidden cohorts, and those that an older copy has forgotten

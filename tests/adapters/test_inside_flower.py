@@ -163,7 +163,7 @@ def test_a_whole_experiment_trains_what_the_simulation_trains(loopback: Loopback
     loopback.run(STUDY, place=str(trial.place), kill="server")
     assert [row["round"] for row in trial.rows()] == [1]
     said = loopback.run(STUDY, place=str(trial.place))
-    assert (trial.place / "site-0-run" / "desk" / "killed").exists()
+    assert (trial.place / "site-0-run" / "replies" / "killed").exists()
     assert model_of(trial.folder) == model_of(loop), said
     assert ledger_of(trial.folder) == ledger_of(loop)
     assert verify(trial.folder) == []

@@ -136,10 +136,12 @@ class Federated:
                 if site not in self.members:
                     self.member(site)
                 stack.callback(self.stop, site)
-            desks = {site: lambda letter, site=site: self.members[site].desk.answer(letter) for site in self.members}
+            handlers = {
+                site: lambda letter, site=site: self.members[site].handler.answer(letter) for site in self.members
+            }
             if self.holder is not None:
-                desks[HOLDER] = self._asks_holder
-            half = self.half(carrier or self.carried(desks))
+                handlers[HOLDER] = self._asks_holder
+            half = self.half(carrier or self.carried(handlers))
             if not self.folder.exists():
                 environment = self.environment.beside(site=SERVER)
                 found(self.folder, half.setup, half.agreement(), environment, b"key", half.home.story)

@@ -76,7 +76,7 @@ class Server:
         letterhead: Signer = replace(self.between.letterhead(SERVER), **heading)
         stage = self.phase.stage if stage is None else stage
         letter = letterhead.write(self.site, stage, asdict(command), messages, ledger=ledger)
-        said = self.member.desk.answer(letter)
+        said = self.member.handler.answer(letter)
         if heading or not peek(said).to:  # it could not even read from whom the message came
             return read_answer(peek(said).said), []
         head, bodies, self.signed = letterhead.read(said)

@@ -1,4 +1,4 @@
-"""Desks of sites in the server's own process, behind a carrier."""
+"""Request handlers of sites in the server's own process, behind a carrier."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Reply = Callable[[bytes], bytes]
 
 
 class InProcess(Carrier):
-    """Carries a letter to the desk of its receiver when somebody waits for the answer."""
+    """Carries a letter to the handler of its receiver when somebody waits for the answer."""
 
-    def __init__(self, desks: Mapping[str, Reply]) -> None:
-        self._desks, self._waiting, self._sent = desks, dict[int, tuple[str, Writes]](), 0
+    def __init__(self, handlers: Mapping[str, Reply]) -> None:
+        self._handlers, self._waiting, self._sent = handlers, dict[int, tuple[str, Writes]](), 0
 
     def peers(self) -> frozenset[str]:
-        return frozenset(self._desks)
+        return frozenset(self._handlers)
 
     @property
     def who(self) -> Sequence[str]:
-        return list(self._desks)
+        return list(self._handlers)
 
     def send(self, to: str, letter: Writes) -> int:
         self._sent += 1
@@ -32,7 +32,7 @@ class InProcess(Carrier):
             return []
         ticket = next(iter(self._waiting))
         to, letter = self._waiting.pop(ticket)
-        return [Arrived(ticket, self._desks[to](letter()))]
+        return [Arrived(ticket, self._handlers[to](letter()))]
 
     def cancel(self, ticket: int) -> None:
         self._waiting.pop(ticket, None)

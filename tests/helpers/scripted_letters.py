@@ -41,8 +41,8 @@ WAITS = Patience(timeout=SECONDS)
 class Road(InProcess):
     """Carries letters, remembers them, and loses or changes some of them."""
 
-    def __init__(self, desks: Mapping[str, Reply], clock: list[float], meets: Meets) -> None:
-        super().__init__(desks)
+    def __init__(self, handlers: Mapping[str, Reply], clock: list[float], meets: Meets) -> None:
+        super().__init__(handlers)
         self._clock, self._meets = clock, meets
         self.sent: list[Sent] = []
 
@@ -52,7 +52,7 @@ class Road(InProcess):
             to, write = self._waiting.pop(ticket)
             command = read_command(peek(data := write()).said)
             if (met := self._meets(to, command, data)) is not None:
-                answer = self._desks[to](met)
+                answer = self._handlers[to](met)
                 self.sent.append(Sent(to, command, met, answer))
                 return [Arrived(ticket, answer)]
         assert math.isfinite(seconds), "somebody would wait for ever"
@@ -78,7 +78,7 @@ class Play:
     def __init__(self, experiment: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = stopped_clock(monkeypatch)
         self.between = Federated(experiment, place, patience=WAITS)
-        self.between.carried = lambda desks: self._road(Road(desks, clock, self.meets))
+        self.between.carried = lambda handlers: self._road(Road(handlers, clock, self.meets))
         self.sites: dict[str, Membership] = {}  # as they are asked when the run is over
         self.meets: Meets = lambda to, command, letter: letter
 
@@ -104,9 +104,9 @@ class Play:
         return self.hears(to, letter)
 
     def hears(self, to: str, letter: bytes) -> Message:
-        desk = self.between.holder if to == HOLDER else self.sites[to].desk
-        assert desk is not None
-        return self.between.letterhead(SERVER).read(desk.answer(letter))
+        handler = self.between.holder if to == HOLDER else self.sites[to].handler
+        assert handler is not None
+        return self.between.letterhead(SERVER).read(handler.answer(letter))
 
     def found_in_clear(self, words: Sequence[Any]) -> int:
         """How many clients' integers stand in letters from sites, in four or eight bytes each."""

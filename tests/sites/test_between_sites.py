@@ -142,8 +142,8 @@ def test_with_a_smaller_minimum_a_round_that_waits_goes_on_where_it_stood(tmp_pa
     privacy = case.privacy | {"noise": "system"}
     real = case.experiment(privacy=privacy, rounds=3, cohort={"name": "everyone"})
 
-    def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Lonely:
-        roads.append(Lonely(desks))
+    def carried(handlers: Mapping[str, Callable[[bytes], bytes]]) -> Lonely:
+        roads.append(Lonely(handlers))
         roads[-1].gone = "site-2" if roads[1:] else ""
         return roads[-1]
 

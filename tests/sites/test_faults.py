@@ -47,8 +47,8 @@ def same(between: Federated, loop: Path) -> bool:
 class Unreliable(InProcess):
     """Loses letters and answers until they are brought again, brings answers twice, and late, in another order."""
 
-    def __init__(self, desks: Mapping[str, Callable[[bytes], bytes]], seed: int = 0) -> None:
-        super().__init__(desks)
+    def __init__(self, handlers: Mapping[str, Callable[[bytes], bytes]], seed: int = 0) -> None:
+        super().__init__(handlers)
         self._chance, self._late = random.Random(seed), list[Arrived]()
 
     def came(self, seconds: float) -> Sequence[Arrived]:
@@ -68,7 +68,7 @@ class Unreliable(InProcess):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2))])
 def test_an_unreliable_carrier_changes_nothing(name: str, seed: int, tmp_path: Path) -> None:
     loop = simulated(name, tmp_path)
-    between = Federated(BY_NAME[name].experiment(), tmp_path, carried=lambda desks: Unreliable(desks, seed))
+    between = Federated(BY_NAME[name].experiment(), tmp_path, carried=lambda handlers: Unreliable(handlers, seed))
     between.play()
     assert same(between, loop)
 
@@ -89,8 +89,8 @@ MOMENTS: Mapping[str, tuple[Any, str]] = {
 class Mortal(InProcess):
     """A site that is killed does not answer; it comes back, and its letter is brought again."""
 
-    def __init__(self, desks: Mapping[str, Callable[[bytes], bytes]], between: Federated) -> None:
-        super().__init__(desks)
+    def __init__(self, handlers: Mapping[str, Callable[[bytes], bytes]], between: Federated) -> None:
+        super().__init__(handlers)
         self._between = between
 
     def came(self, seconds: float) -> Sequence[Arrived]:
@@ -113,7 +113,7 @@ def dying(moment: str, before: bool, times: int, step: int) -> Iterator[list[int
 
     def mortal(*arguments: Any, **named: Any) -> Any:
         in_server = isinstance(arguments[0], FederatedServer) and arguments[0].only is None
-        in_server = in_server or (name == "save" and "desk" not in str(arguments[0]))
+        in_server = in_server or (name == "save" and "replies" not in str(arguments[0]))
         passed[0] += not in_server
         dies = not in_server and passed[0] % step == 0 and deaths[0] < times
         deaths[0] += dies
@@ -140,7 +140,7 @@ def test_a_site_that_dies_anywhere_and_comes_back_changes_nothing(
 ) -> None:
     loop = simulated(name, tmp_path)
     between = Federated(BY_NAME[name].experiment(), tmp_path)
-    between.carried = lambda desks: Mortal(desks, between)
+    between.carried = lambda handlers: Mortal(handlers, between)
     with dying(moment, before, times=3, step=2) as deaths:
         between.play()
     assert deaths == [3]
@@ -204,8 +204,8 @@ def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_pa
     """And everybody's receipt holds, though the experiment plans that nobody is away."""
     carriers: list[Away] = []
 
-    def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Away:
-        carriers.append(Away(desks))
+    def carried(handlers: Mapping[str, Callable[[bytes], bytes]]) -> Away:
+        carriers.append(Away(handlers))
         return carriers[0]
 
     everyone = {"cohort": {"name": "everyone"}}
@@ -237,8 +237,8 @@ def test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for(
     """Whoever can be reached when the server is started again: the plan of that round does not change."""
     carriers: list[Away] = []
 
-    def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Away:
-        carriers.append(Away(desks))
+    def carried(handlers: Mapping[str, Callable[[bytes], bytes]]) -> Away:
+        carriers.append(Away(handlers))
         carriers[-1].gone = after if carriers[1:] else before
         return carriers[-1]
 
@@ -276,8 +276,8 @@ def test_a_round_goes_on_with_who_comes_when_others_have_gone(tmp_path: Path) ->
             time.sleep(0 if self._waiting else min(seconds, 0.02))
             return super().came(seconds)
 
-    def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Away:
-        carriers.append(Losing(desks))
+    def carried(handlers: Mapping[str, Callable[[bytes], bytes]]) -> Away:
+        carriers.append(Losing(handlers))
         carriers[0].gone = "site-2"
         return carriers[0]
 
@@ -334,7 +334,7 @@ def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> Non
 def test_a_round_with_too_few_waits_and_says_so(tmp_path: Path) -> None:
     """Silence is no empty round: the server waits until enough have answered."""
     between = Federated(BY_NAME["fedavg"].experiment(cohort={"name": "everyone"}), tmp_path, patience=Patience(0.01, 5))
-    between.carried = lambda desks: Unreliable(desks, 3)
+    between.carried = lambda handlers: Unreliable(handlers, 3)
     ended = between.play()
     assert [row.answered for row in ended.metrics] == [5] * 4
     assert [note for note in between.notes if "waits" in note and "5 are needed" in note]
@@ -368,7 +368,7 @@ def test_a_round_of_real_noise_is_lost_only_after_all_answers_have_come(moment: 
             between.play()
     else:
         sites = len(between.agreed.sites)
-        between.carried = lambda desks: Dying(desks)
+        between.carried = lambda handlers: Dying(handlers)
         Dying.left = 2 * sites + sites + sites // 2  # the prelude has a letter or two for each
         with pytest.raises(Killed):
             between.play()

@@ -107,7 +107,7 @@ def test_a_site_that_was_told_the_end_does_not_wait_for_a_server_that_is_gone(tr
     def say(standing: str, why: str) -> None:
         heard.append(standing)
 
-    (tmp_path / "own" / "desk" / "over").touch()
+    (tmp_path / "own" / "replies" / "over").touch()
     left = join(proposed(asked(trial, tmp_path / "own")), lambda found: True, lambda: len(heard) > 1, say)
     assert left is not None
     assert left.over

@@ -65,7 +65,7 @@ def test_a_server_that_is_killed_while_it_tells_the_end_ends_when_it_is_started_
         trial.wait_for(trial.invitation)
         for k in range(trial.sites):
             trial.join(k)
-        trial.wait_for(tmp_path / "site-0-run" / "desk" / "over")
+        trial.wait_for(tmp_path / "site-0-run" / "replies" / "over")
         trial.processes["server"].kill()
         trial.processes["server"].wait()
         trial.serve()

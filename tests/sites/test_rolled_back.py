@@ -131,7 +131,7 @@ def test_a_site_that_dies_as_it_notes_an_answer_gives_that_one(after: bool, tmp_
         patch.setattr(Witness, "__call__", dying)
         with pytest.raises(Killed):
             answers(server, 0)
-    kept = ReplyStore(server.member.folder / "desk").last
+    kept = ReplyStore(server.member.folder / "replies").last
     server.member.close()
     restarted(server)
     assert kept == "0/round/0"
@@ -146,14 +146,14 @@ def test_a_site_that_dies_as_it_notes_an_answer_gives_that_one(after: bool, tmp_
 def signed(server: Server, t: int) -> bytes:
     """The head of the site's answer to a round, as a server keeps it."""
     letters: list[bytes] = []
-    whole = server.member.desk.answer
+    whole = server.member.handler.answer
 
     def answer(data: bytes) -> bytes:
         letters.append(whole(data))
         return letters[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server.member.desk, "answer", answer)
+        patch.setattr(server.member.handler, "answer", answer)
         assert isinstance(server.says(server.planned(t))[0], Answered)
     (length,) = LENGTH.unpack_from(letters[0])
     return letters[0][: LENGTH.size + length + SIGNATURE]

@@ -1,4 +1,4 @@
-"""Who may not speak is not heard: no desk, no waiting letter and no answer is reached by anybody but the sites of a run,
+"""Who may not speak is not heard: no handler, no waiting letter and no answer is reached by anybody but the sites of a run,
 and by those only as far as they may.
 """
 
@@ -347,7 +347,7 @@ def test_a_letter_that_is_not_believed_reaches_no_client(why: str) -> None:
 
 
 def to_server(letter: bytes) -> bytes:
-    """What a desk answers, as if it had been asked by the server."""
+    """What a handler answers, as if it had been asked by the server."""
     answer = RequestHandler(MINE, nobody).answer(letter)
     head = peek(answer)
     return Signer("a", "run", "experiment", "agreement").write("server", head.stage, head.said)

@@ -261,12 +261,12 @@ def test_what_one_client_is_told_goes_to_it_alone() -> None:
     def sent(told: Any) -> list[bytes]:
         letters: list[bytes] = []
 
-        def desk(letter: bytes) -> bytes:
+        def handler(letter: bytes) -> bytes:
             letters.append(letter)
             return Signer("0", "run").write("", 0, {"do": "answered", "clients": []})
 
         own = Signer("", "run")
-        sites = Sites(InProcess({"0": desk}), own, 0, {"0": range(3)}, lambda t: header, told, most=1)
+        sites = Sites(InProcess({"0": handler}), own, 0, {"0": range(3)}, lambda t: header, told, most=1)
         list(sites(0, {"labels": labels}, {0: Terms(), 2: Terms()}).uploads)
         return [bytes(body) for letter in letters for body in Signer("0", "run").read(letter).bodies]
 

@@ -27,7 +27,7 @@ app = ClientApp()
 def answer(message: Message, context: Context) -> Message:
     """As the app above; killed, once, when a round is computed and nothing has left."""
     reply = whole(message, context)
-    own = Path(f"{context.node_config['study']}/site-0-run/desk")
+    own = Path(f"{context.node_config['study']}/site-0-run/replies")
     if context.node_config["partition-id"] == 0 and [*own.glob("answer-*")] and not (own / "killed").exists():
         (own / "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
