@@ -1,9 +1,9 @@
-"""What it costs to bring a letter to a site and its answer back: python benchmarks/letters.py [MB ...]
+"""What it costs to bring a message to a site and its answer back: python benchmarks/letters.py [MB ...]
 
 Two processes of this machine, a server and a site that echoes. They speak gRPC with certificates on both ends, as real
 sites do, and for comparison a plain TCP connection without any. The two take turns, and medians are compared; every
 body that comes back is compared with the one that went. Peak memory is what one echo added to a process: to the server,
-which has made its letter before, the answer; to the site, the letter, which it sends back as it is.
+which has made its message before, the answer; to the site, the message, which it sends back as it is.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """One letter there and back."""
+    """One message there and back."""
 
     seconds: float
     server_kb: int

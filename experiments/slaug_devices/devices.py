@@ -1,7 +1,7 @@
 """SlaugFL on ten devices, each a process behind a network of its own: python experiments/slaug_devices/devices.py
 IMAGES. Writes table.md beside it.
 
-IMAGES is the folder of MNIST. Ten processes of this machine stand for the devices: each waits as long as its letters
+IMAGES is the folder of MNIST. Ten processes of this machine stand for the devices: each waits as long as its messages
 would take on its way, and for its own slowness. What it sends and receives, and the model, must be those of one
 process; the program stops where they are not.
 """
@@ -58,7 +58,7 @@ class Metered(Pipes):
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         super().__init__(commands)
-        self.letters, self.down, self.up = Counter[str](), Counter[str](), Counter[str]()
+        self.messages, self.down, self.up = Counter[str](), Counter[str](), Counter[str]()
         self.seconds: dict[str, float] = dict.fromkeys(self.peers(), 0.0)
         self._asked: dict[int, tuple[str, float]] = {}
         Metered.phases.append(self)
@@ -67,7 +67,7 @@ class Metered(Pipes):
         written, begun = letter(), time.monotonic()
         ticket = super().send(to, lambda: written)
         if peek(written).said.get("do") == "round":
-            self.letters[to] += 1
+            self.messages[to] += 1
             self.down[to] += len(written)
             self._asked[ticket] = (to, begun)
         return ticket
@@ -82,12 +82,12 @@ class Metered(Pipes):
         return answers
 
     def on_the_way(self, device: int) -> float:
-        """Seconds that its letters travel, without what it computes."""
+        """Seconds that its messages travel, without what it computes."""
         line, peer = SlowNetwork(**NET.of(device)), str(device)
         assert line.down_mbit is not None
         assert line.up_mbit is not None
         bits = self.down[peer] / line.down_mbit + self.up[peer] / line.up_mbit
-        return self.letters[peer] * 2 * line.latency_ms / 1e3 + 8 * bits / 1e6
+        return self.messages[peer] * 2 * line.latency_ms / 1e3 + 8 * bits / 1e6
 
 
 NET = config.validate({"engine": {"executor": "processes", "network": NETWORK}}).engine.network
@@ -171,7 +171,7 @@ def each(found: Sequence[Measured]) -> list[str]:
     for one in found:
         for device in range(DEVICES):
             peer, way = str(device), [f"{values[device]:g}" for values in NETWORK.values()]
-            cells = [one.name, device, ", ".join(way), one.training.letters[peer]]
+            cells = [one.name, device, ", ".join(way), one.training.messages[peer]]
             for phases in (one.preparation, [one.training]):
                 sent, read = (sum(getattr(phase, what)[peer] for phase in phases) for what in ("up", "down"))
                 cells += [f"{mb(sent)} / {mb(read)}"] if sent else ["-"]
@@ -188,10 +188,10 @@ def main() -> None:
     told = [
         f"MNIST at 16x16 as in `slaug_small`, ten devices, two a round, {ROUNDS} rounds, seed 0. What is asked here is "
         "what travels and how long it takes, so the generator is trained for ten epochs, and VHL draws 50 images of a "
-        "class by a small network; longer runs are in `slaug_fair`. Bytes are those of letters, headers included. "
+        "class by a small network; longer runs are in `slaug_fair`. Bytes are those of messages, headers included. "
         "Seconds on the way follow from bytes; all other seconds are those of two cores that had other work beside.",
         "\n".join(summary(found)),
-        "Each device, over all its letters:",
+        "Each device, over all its messages:",
         "\n".join(each(found)),
     ]
     (HERE / "table.md").write_text("\n\n".join(told) + "\n", encoding="utf-8")

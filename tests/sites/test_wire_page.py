@@ -69,7 +69,7 @@ def message_of(data: bytes, tensors: list[tuple[str, str, list[int]]]) -> tuple[
     return header, found
 
 
-def test_a_parser_from_the_page_reads_a_letter_and_what_is_in_it() -> None:
+def test_a_parser_from_the_page_reads_a_message_and_what_is_in_it() -> None:
     sent = {"w": torch.arange(6, dtype=torch.float32).reshape(2, 3), "x": torch.tensor([1.5, 2.5], dtype=torch.float64)}
     body = wire.encode(wire.Header("run-1", "ab" * 32, 4, -1, "down"), sent)
     command = Round(4, {7: Terms(largest=9, multiplier=1.25)})
@@ -156,8 +156,8 @@ def test_the_keys_of_heads_terms_and_headers_are_there() -> None:
         assert f"`{dtype}`" in PAGE
 
 
-def test_the_codes_are_raised_where_letters_and_messages_are_read() -> None:
-    section = PAGE.partition("Codes of a letter")[2]
+def test_the_codes_are_raised_where_messages_and_tensors_are_read() -> None:
+    section = PAGE.partition("Codes of a message")[2]
     codes = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", section))
     places = ("transport/message.py", "transport/request_handler.py", "engine/wire.py", "engine/commands.py")
     source = "".join((ROOT / "sordino" / place).read_text() for place in places)
