@@ -23,8 +23,11 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from sordino.adapters.declared import DeclaredArrays  # noqa: E402
-from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms  # noqa: E402
+from sordino.adapters.private_uplink import (  # noqa: E402
+    DeclaredArrays,
+    PrivateUplink,
+    UplinkTerms,
+)
 from sordino.privacy.noise.distributions import GaussianNoise  # noqa: E402
 from sordino.privacy.noise.sources import System  # noqa: E402
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))  # also where this file is started by its path: ot
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: E402
 
 from benchmarks.rounds import machine, markdown  # noqa: E402
-from sordino.sites.client_line import attend  # noqa: E402
+from sordino.sites.connecting import attend  # noqa: E402
 from sordino.sites.grpc_line import claim  # noqa: E402
 from sordino.sites.grpc_server import Rpc  # noqa: E402
 from sordino.sites.trial_certificates import make  # noqa: E402

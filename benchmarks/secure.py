@@ -32,8 +32,7 @@ from sordino.privacy.uplink.channels import Channel  # noqa: E402
 from sordino.privacy.uplink.fixed_point import Ints, Layout  # noqa: E402
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage  # noqa: E402
 from sordino.secagg import lattice, paillier  # noqa: E402
-from sordino.secagg.secagg_client import Participant  # noqa: E402
-from sordino.secagg.secagg_server import Aggregator  # noqa: E402
+from sordino.secagg.mask_protocol import Aggregator, Participant  # noqa: E402
 from sordino.secagg.session import Session, two_thirds  # noqa: E402
 
 LAYOUT = Layout(bits=24, headroom=8)

@@ -142,9 +142,9 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     import torch.distributed as dist
 
-    from sordino.runs import rank_team
+    from sordino.runs import ranks
 
-    rank_team.joined.cache_clear()
+    ranks.joined.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

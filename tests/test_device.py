@@ -81,7 +81,7 @@ def test_a_network_of_its_own_draws_begins_alike(monkeypatch: pytest.MonkeyPatch
             built.built(5)
 
 
-@pytest.mark.parametrize("where", ["sordino.engine.shards.here", "sordino.keys.here"])
+@pytest.mark.parametrize("where", ["sordino.engine.client_states.here", "sordino.keys.here"])
 def test_what_is_left_behind_is_found(
     where: str, played: Callable[[Experiment], Trace], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.attacks.gradient_matching import variation
+from sordino.attacks.reconstruction import variation
 from sordino.keys import Key
 
 Look: TypeAlias = Callable[[Tensor], Tensor]  # images -> features, differentiable: `task.look` at known parameters

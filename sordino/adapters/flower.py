@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino import branches
-from sordino.adapters.declared import Arrays, DeclaredArrays, undeclared
-from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms, failed
+from sordino.adapters.private_uplink import Arrays, DeclaredArrays, PrivateUplink, UplinkTerms, failed, undeclared
 from sordino.errors import BudgetExhausted, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.privacy.noise.sources import System
 from sordino.types import Neighbours, Params

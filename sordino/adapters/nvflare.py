@@ -13,8 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sordino import branches
-from sordino.adapters.declared import Arrays, DeclaredArrays
-from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms, log
+from sordino.adapters.private_uplink import Arrays, DeclaredArrays, PrivateUplink, UplinkTerms, log
 from sordino.errors import Range, RunError, SordinoError, UnsoundGuarantee, WireError, check_range
 from sordino.types import Params
 

@@ -20,7 +20,7 @@ from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Home, OwnLoss
 from sordino.errors import NOT_NEGATIVE, POSITIVE, check_range
 from sordino.keys import Key
-from sordino.tasks.contrast import model_contrast
+from sordino.tasks.losses import model_contrast
 from sordino.types import Params, Received, Shard, Task, Tensor
 
 

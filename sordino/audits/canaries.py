@@ -23,7 +23,7 @@ from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Estimates
-from sordino.audits.pairs import FAR
+from sordino.audits.lower_bounds import FAR
 from sordino.audits.planted import PLANTED, PlantedSums, PlantedUplink, Through
 from sordino.keys import Key
 from sordino.ledger.ledger import MEMORY

@@ -21,7 +21,7 @@ from sordino.audits.canaries import SHARE, Canaries, CanaryClients, CanaryDirect
 from sordino.audits.canary_rounds import CanaryRounds, CanaryScores
 from sordino.audits.noise_sources import Rare
 from sordino.audits.replay import BEGINNING, Changed, PhaseStart, Replay, raw
-from sordino.engine.shards import PreparedShards
+from sordino.engine.client_states import PreparedShards
 from sordino.privacy.noise.sources import Counter, for_run
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.responses import Responses

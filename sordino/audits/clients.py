@@ -16,8 +16,8 @@ import torch
 
 from sordino import tree
 from sordino.accounting.events import Nothing, Poisson
+from sordino.audits.lower_bounds import FAR, Pair, Release
 from sordino.audits.noise_sources import Lanes, Silent, Weak
-from sordino.audits.pairs import FAR, Pair, Release
 from sordino.budget.plan import Price
 from sordino.engine.server import FederatedServer
 from sordino.privacy.uplink import Uplink

@@ -27,9 +27,8 @@ from sordino.accounting.notes import parsed
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.optional import Home
 from sordino.audits import clients, records
-from sordino.audits.lower_bounds import Found, mu_lost, tuned
+from sordino.audits.lower_bounds import Found, NoPower, Pair, mu_lost, tuned
 from sordino.audits.noise_sources import Weak
-from sordino.audits.pairs import NoPower, Pair
 from sordino.budget.plan import Price
 from sordino.config import Experiment
 from sordino.errors import ConfigError, Range, check_range

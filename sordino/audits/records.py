@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sordino import tree
+from sordino.audits.lower_bounds import FAR, Pair, Release
 from sordino.audits.noise_sources import Rare, Silent, Weak
-from sordino.audits.pairs import FAR, Pair, Release
 from sordino.errors import DataError
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums

@@ -18,9 +18,9 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import ChecksServer, Estimates, PublicTensors, first_state
 from sordino.algorithms.phases import FeatureMean, Phase
 from sordino.config import Experiment
+from sordino.engine.client_states import PreparedShards, Shards
 from sordino.engine.executor import Answers, Clients
 from sordino.engine.server import FederatedServer
-from sordino.engine.shards import PreparedShards, Shards
 from sordino.engine.site import Site
 from sordino.errors import PrivacyError
 from sordino.ledger.ledger import MEMORY

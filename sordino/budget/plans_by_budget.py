@@ -21,8 +21,8 @@ from sordino.accounting.currency import APPROX, UNIT, Amount, Currency, cap, cos
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import NUDGE, Counted, Exact
 from sordino.accounting.thresholds import balanced, included, planned, threshold
+from sordino.budget.client_budgets import Adaptive, Uniform
 from sordino.budget.plan import Budget, Plan, Price, exactly_gaussian, once
-from sordino.budget.schedules import Adaptive, Uniform
 from sordino.errors import UnsoundGuarantee
 from sordino.sampling.by_budget import ByBudget, Personal, Threshold, ThresholdPublished
 from sordino.types import Offer

@@ -90,8 +90,8 @@ def _say_only(
 ) -> None:
     """Print the plan of a dry run, without starting the run; refuse what the run itself would refuse."""
     with loading():
-        from sordino.runs.dry_run import choices, would_write
         from sordino.runs.forecast import Forecast
+        from sordino.runs.new_folder import choices, would_write
         from sordino.runs.run import checked, fresh_folder
 
     folder = out if out is not None else fresh_folder(experiment.name)

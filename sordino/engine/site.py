@@ -17,11 +17,10 @@ from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import PerClientMessages, PublicTensors
 from sordino.engine import checkpoint, wire
-from sordino.engine.client_states import States, shape_of
+from sordino.engine.client_states import PreparedShards, States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
 from sordino.engine.executor import Answers, Executor, Scores
 from sordino.engine.forks import Forks, ForksWork, Templates, Unit, UnitAnswers
-from sordino.engine.shards import PreparedShards
 from sordino.engine.stack import (
     WINDOW,
     Differences,
@@ -37,7 +36,7 @@ from sordino.engine.stack import (
 )
 from sordino.errors import ConfigError
 from sordino.fast.common_memory import Ends
-from sordino.fast.threads import Threads, heavy
+from sordino.fast.processor import Threads, heavy
 from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed

@@ -19,8 +19,8 @@ from sordino.algorithms.learning import adapting
 from sordino.algorithms.optional import FitsData, PublicFacts
 from sordino.algorithms.phases import Phase
 from sordino.budget import client_budgets
+from sordino.budget.client_budgets import SCHEDULES, Adaptive, Schedule
 from sordino.budget.plan import Budget, Plan
-from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.config import Experiment, build, resolved_table
 from sordino.errors import damaged
 from sordino.ledger.books import of_phase

@@ -21,8 +21,8 @@ from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import OtherReads
+from sordino.budget.client_budgets import Adaptive
 from sordino.budget.plan import Budget, Plan, draft, exactly_gaussian, shared_currency
-from sordino.budget.schedules import Adaptive
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
 from sordino.privacy.noise.sources import TABLE_ERROR

@@ -14,8 +14,18 @@ from sordino.accounting.words import WHO
 from sordino.metrics.preparation_cost import Cost, Target, TargetReached
 from sordino.metrics.rows import bytes_text
 from sordino.report.charts import Axis, Line, LinePoint, Lines, bars, lines, number, percent
-from sordino.results.attack_file import Assault, AttackFinding, PictureRow, Roc, figures, promised, sheet
-from sordino.results.audit_file import COLUMNS, AuditedPromise, TrainedAudit
+from sordino.results.attack_file import (
+    COLUMNS,
+    Assault,
+    AttackFinding,
+    AuditedPromise,
+    PictureRow,
+    Roc,
+    TrainedAudit,
+    figures,
+    promised,
+    sheet,
+)
 from sordino.results.markup import Html, joined, listed, note, png, scrolled, section, tag
 from sordino.results.preparation_facts import Gallery, OfClass, Preparation
 

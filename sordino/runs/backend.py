@@ -1,5 +1,5 @@
 """Backend of one phase of a run: the server's plan, data and ledger, and how it reaches the clients. `Simulation` has
-the rows of all clients beside it; `sites.sites_backend` has connections to sites, and no client's rows.
+the rows of all clients beside it; `sites.serve` has connections to sites, and no client's rows.
 
 The server's own data beside its state are examples that it keeps, and images from public sources. Client processes
 never get them.

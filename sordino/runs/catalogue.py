@@ -78,7 +78,7 @@ def asked() -> Json:
 
 def _choices() -> dict[str, Mapping[str, Callable[..., object]]]:
     from sordino.algorithms import all_algorithms
-    from sordino.budget.schedules import SCHEDULES
+    from sordino.budget.client_budgets import SCHEDULES
     from sordino.config import gates
     from sordino.partition.schemes import SCHEMES
     from sordino.sampling.by_budget import COHORTS

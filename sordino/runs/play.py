@@ -36,9 +36,8 @@ from sordino.runs import bundle
 from sordino.runs.backend import Backend, Begun
 from sordino.runs.metric_files import shown
 from sordino.runs.preparation import adopt, prepare
-from sordino.runs.rounds import RunningPhase, RunningRun
+from sordino.runs.rounds import RunningPhase, RunningRun, patience
 from sordino.runs.setup import Setup
-from sordino.runs.stop_signals import patience
 from sordino.runs.witness import Witness, needed
 from sordino.tree import Tree
 

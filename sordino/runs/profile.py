@@ -34,7 +34,7 @@ CALLERS = {
 OWN = {
     "forward and backward": ("tasks/", "synthesis/generators/"),
     "steps of the method": ("algorithms/", "synthesis/"),
-    "reading examples": ("privacy/readers/", "engine/shards.py", "data/", "partition/"),
+    "reading examples": ("privacy/readers/", "engine/client_states.py", "data/", "partition/"),
     "handing out and collecting": ("engine/", "transport/", "sites/", "round.py"),
     "adding up": ("privacy/uplink/",),
     "preparing the run": ("runs/", "config/", "cli/", "report/"),

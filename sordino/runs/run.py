@@ -36,8 +36,7 @@ from sordino.planning.agreement import Agreement
 from sordino.planning.methods import Methods
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
-from sordino.runs.dry_run import choices
-from sordino.runs.new_folder import environment_of, found
+from sordino.runs.new_folder import choices, environment_of, found
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.population import Population
 from sordino.runs.preparation import check_source

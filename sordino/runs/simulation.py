@@ -16,12 +16,11 @@ from sordino.config import Experiment, Network, Privacy
 from sordino.data.schema import Column
 from sordino.device import CPU
 from sordino.engine import wire
-from sordino.engine.client_states import States
+from sordino.engine.client_states import PreparedShards, Shards, States
 from sordino.engine.executor import Executor, cores
 from sordino.engine.forks import Forks
-from sordino.engine.shards import PreparedShards, Shards
 from sordino.engine.site import Site
-from sordino.fast.threads import Threads
+from sordino.fast.processor import Threads
 from sordino.metrics.evaluation import Evaluation, Evaluator
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.privacy.uplink.fixed_point import Ints, Layout, no_sum
-from sordino.secagg.extras import gmpy2 as gmp
+from sordino.secagg.sealed import gmpy2 as gmp
 
 _ROUNDS: Final = 64  # of GMP: Baillie-PSW, and 40 rounds of Miller-Rabin
 

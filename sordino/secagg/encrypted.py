@@ -19,14 +19,14 @@ from sordino.errors import EmptyRound, IntegrityError, KeyMismatch, SecureError,
 from sordino.privacy.uplink.channels import EncryptedChannel, EncryptedPeers, Opened, Stopwatch, Uploads
 from sordino.privacy.uplink.fixed_point import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Encrypted
-from sordino.secagg import extras, lattice, paillier
+from sordino.secagg import lattice, paillier, sealed
 from sordino.secagg.sealed import Public, Sealed, Secret
 from sordino.secagg.sealed import unpack as unpack
 
 
 def needs(stage: Encrypted) -> None:
     """Refuse the scheme if the package that it needs is missing."""
-    (extras.gmpy2 if stage.scheme == "paillier" else extras.tenseal)()
+    (sealed.gmpy2 if stage.scheme == "paillier" else sealed.tenseal)()
 
 
 def check(stage: Encrypted, layout: Layout, count: int) -> None:

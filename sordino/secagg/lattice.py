@@ -12,6 +12,12 @@ for k = 512; the fixed point itself may have cost k / 2.
 Decrypted CKKS numbers carry the encryption's noise: anyone who sees them and the ciphertexts can compute the key (Li
 and Micciancio, EUROCRYPT 2021). What `open` returns stays with the key holder, who passes on nothing but the model, and
 never reaches a server that saw the ciphertexts. BFV has no such condition.
+
+Both rings stay below the modulus that the Homomorphic Encryption Standard (2018) allows for 128 bits. Bytes from
+outside are limited in length before they are parsed, and must be what this module could have made: the same parameters,
+a ciphertext of the first level, of two polynomials, of the same scale. TenSEAL trusts the sizes in its own envelope and
+would read beyond a buffer, so no envelope from outside is ever read: ciphertexts travel without one, and get one that
+is made here.
 """
 
 from __future__ import annotations
@@ -19,18 +25,173 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from sordino.errors import EmptyRound, HeadroomExceeded, NoSecretKey, ServerHoldsKey
+from sordino.errors import (
+    BackendUnavailable,
+    EmptyRound,
+    HeadroomExceeded,
+    MalformedCiphertext,
+    NoSecretKey,
+    ServerHoldsKey,
+    WeakKey,
+)
 from sordino.privacy.uplink.fixed_point import Ints, Layout, no_sum
-from sordino.secagg import rings
-from sordino.secagg.extras import Foreign
-from sordino.secagg.rings import SLOTS, Ring
-from sordino.secagg.sealed import Sealed, SealedHeader, joined
+from sordino.secagg import sealed
+from sordino.secagg.sealed import Foreign, Sealed, SealedHeader, joined
+
+SLOTS: Final = 4096  # of both: all N of BFV's, N / 2 of CKKS's
+_LONGEST_KEY: Final = 1 << 22
+_SHORTEST: Final = 1 << 14  # bytes of a ciphertext; with fewer than 2^21 its length is always a 3-byte varint
+
+
+@dataclass(frozen=True)
+class Ring:
+    name: str
+    degree: int
+    moduli: tuple[int, ...]  # bits of the primes of the coefficient modulus
+    plain: int = 0  # BFV's plaintext prime, = 1 modulo 2 N
+    scale: float = 1.0  # CKKS's
+
+    @property
+    def exact(self) -> bool:
+        return self.plain > 0
+
+    @property
+    def longest(self) -> int:
+        """Largest size of a ciphertext in bytes: two polynomials modulo all primes but the last, uncompressed, and
+        1,024 bytes more.
+        """
+        return 2 * self.degree * (len(self.moduli) - 1) * 8 + 1024
+
+
+BFV: Final = Ring("bfv", 4096, (36, 36, 37), plain=8_590_090_241)
+CKKS: Final = Ring("ckks", 8192, (60, 40, 40), scale=2.0**40)
+
+
+def fresh(ring: Ring) -> Foreign:
+    """Parameters and a new key pair of homomorphic encryption, as the library's context holds them."""
+    seal = sealed.tenseal()
+    kind = seal.SCHEME_TYPE[ring.name.upper()]
+    made = seal.context(kind, ring.degree, ring.plain, list(ring.moduli), n_threads=1)
+    if not ring.exact:
+        made.global_scale = ring.scale
+    return made
+
+
+def read(data: bytes) -> tuple[Ring, Foreign]:
+    """Parse parameters and keys, with or without the secret key; refused unless they belong to one of the two rings."""
+    if len(data) > _LONGEST_KEY:
+        raise malformed(f"a key of {len(data)} bytes")
+    seal = sealed.tenseal()
+    with _foreign("a key"):
+        context = seal.context_from(data, n_threads=1)
+        digest = context.seal_context().data.key_parms_id()
+        found = [ring for ring in (BFV, CKKS) if _digest(ring) == digest and context.has_public_key()]
+        found = [ring for ring in found if ring.exact or context.global_scale == ring.scale]
+    if not found:
+        raise WeakKey(
+            "the lattice key has other parameters than those used here",
+            why="the security and the largest sum are known for two sets of parameters only",
+            fix="make the key with `generate`",
+            code="lattice-parameters",
+        )
+    return found[0], context
+
+
+def write(context: Foreign, secret: bool) -> bytes:
+    """Bytes of a context without the keys for products (relinearisation) and rotations (Galois), which sums do not
+    need.
+    """
+    made: bytes = context.serialize(
+        save_public_key=True, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False
+    )
+    return made
+
+
+def encrypt(ring: Ring, context: object, slots: list[object]) -> Foreign:
+    return getattr(sealed.tenseal(), f"{ring.name}_vector")(context, slots)
+
+
+def add(total: Foreign, vector: Foreign) -> None:
+    with _foreign("a sum"):
+        total.add_(vector)
+
+
+def decrypt(vector: Foreign, context: Foreign) -> list[Foreign]:
+    slots: list[Foreign] = vector.decrypt(context.secret_key())
+    return slots
+
+
+def bare(ring: Ring, vector: Foreign) -> bytes:
+    """The bytes of a ciphertext as SEAL writes them."""
+    data = vector.serialize()
+    before, after = _ends(ring)
+    part: bytes = data[len(before) + 3 : len(data) - len(after)]
+    if data != _enveloped(ring, part):
+        raise BackendUnavailable(
+            "this version of tenseal writes ciphertexts in an unknown form",
+            why="the bytes around them differ from those of tenseal 0.3.18",
+            fix="install tenseal 0.3.18",
+            code="tenseal-envelope",
+        )
+    return part
+
+
+def load(ring: Ring, context: Foreign, part: bytes) -> Foreign:
+    # SEAL ignores what follows an object in its stream; its header says how long the object is
+    if not _SHORTEST <= len(part) <= ring.longest or int.from_bytes(part[8:16], "little") != len(part):
+        raise malformed(f"a ciphertext of {len(part)} bytes")
+    parse = getattr(sealed.tenseal(), f"{ring.name}_vector_from")
+    with _foreign("a ciphertext"):
+        vector = parse(context, _enveloped(ring, part))
+        (found,) = vector.ciphertext()
+        level = context.seal_context().data.first_parms_id()
+        like_ours = found.size() == 2 and found.parms_id() == level and found.scale == ring.scale
+        hidden = not found.is_transparent()
+    if not (like_ours and hidden):
+        raise malformed("a ciphertext of another form than a fresh one or a sum")
+    return vector
+
+
+def malformed(why: str) -> MalformedCiphertext:
+    return MalformedCiphertext(
+        "these bytes are not a lattice ciphertext or key", why=why, fix="ignore this message", code="malformed-lattice"
+    )
+
+
+@lru_cache(maxsize=2)
+def _digest(ring: Ring) -> Foreign:
+    """SEAL's digest of all parameters of a ring."""
+    return fresh(ring).seal_context().data.key_parms_id()
+
+
+def _ends(ring: Ring) -> tuple[bytes, bytes]:
+    """The bytes of TenSEAL's envelope (a protocol buffer) before and after a ciphertext: the number of slots, and
+    CKKS's scale."""
+    return b"\x0a\x02\x80\x20\x12", b"" if ring.exact else b"\x19" + struct.pack("<d", ring.scale)
+
+
+def _enveloped(ring: Ring, part: bytes) -> bytes:
+    before, after = _ends(ring)
+    length = bytes([len(part) & 127 | 128, len(part) >> 7 & 127 | 128, len(part) >> 14 & 127])
+    return before + length + part + after
+
+
+@contextmanager
+def _foreign(what: str) -> Iterator[None]:
+    """Turn any exception of TenSEAL's parsers, which are undocumented, into the error of a malformed message."""
+    try:
+        yield
+    except Exception as error:
+        raise malformed(f"{what} cannot be read: {str(error)[:80]}") from error
+
 
 # The error of a slot is Gaussian, with a variance that is exponential over the slots of a key; 1.3e-9 sqrt(k) over all.
 # So it is beyond 30 times that with a chance of exp(-30 sqrt 2) = 4e-19.
@@ -72,7 +233,7 @@ class LatticePublic:
         filled = np.zeros(slots[:, 1:].size, slots.dtype)
         filled[: len(values)] = values if self.ring.exact else values / (layout.offset - 1)
         slots[:, 0], slots[:, 1:] = 1, filled.reshape(-1, SLOTS - 1)
-        return self._sealed(header, (rings.encrypt(self.ring, self._context, row.tolist()) for row in slots))
+        return self._sealed(header, (encrypt(self.ring, self._context, row.tolist()) for row in slots))
 
     def add(self, messages: Iterable[Sealed]) -> Sealed:
         kept = list(messages)
@@ -87,7 +248,7 @@ class LatticePublic:
         totals = self.vectors(kept[0])
         for message in kept[1:]:
             for total, vector in zip(totals, self.vectors(message), strict=True):
-                rings.add(total, vector)
+                add(total, vector)
         return self._sealed(header, totals)
 
     def pack(self) -> bytes:
@@ -103,10 +264,10 @@ class LatticePublic:
 
     def vectors(self, message: Sealed) -> list[Foreign]:
         """The ciphertexts of a message."""
-        return [rings.load(self.ring, self._context, part) for part in _parts(message)]
+        return [load(self.ring, self._context, part) for part in _parts(message)]
 
     def _sealed(self, header: SealedHeader, vectors: Iterable[object]) -> Sealed:
-        parts = [rings.bare(self.ring, vector) for vector in vectors]
+        parts = [bare(self.ring, vector) for vector in vectors]
         return Sealed(header, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
 
@@ -122,7 +283,7 @@ class LatticeSecret:
 
     def open(self, total: Sealed) -> Ints:
         header = self.public.agreed([total.header])
-        slots = np.array([rings.decrypt(vector, self._context) for vector in self.public.vectors(total)])
+        slots = np.array([decrypt(vector, self._context) for vector in self.public.vectors(total)])
         exact, steps = self.public.ring.exact, header.layout.offset - 1
         slack = 0.0 if exact else CKKS_ERROR * math.sqrt(header.count)
         guards, sums = slots[:, 0], slots[:, 1:].reshape(-1)
@@ -138,21 +299,21 @@ class LatticeSecret:
     def pack(self) -> bytes:
         """The bytes of the key, with the public part as it was given out, because its bytes are its identity."""
         public = self.public.pack()
-        return _KEY + struct.pack("<I", len(public)) + public + rings.write(self._context, secret=True)
+        return _KEY + struct.pack("<I", len(public)) + public + write(self._context, secret=True)
 
 
-RINGS: Final = {ring.name: ring for ring in (rings.BFV, rings.CKKS)}
+RINGS: Final = {ring.name: ring for ring in (BFV, CKKS)}
 
 
 def generate(scheme: str) -> LatticeSecret:
     """A fresh key pair."""
-    context = rings.fresh(RINGS[scheme])
-    return LatticeSecret(read_public(rings.write(context, secret=False)), context)
+    context = fresh(RINGS[scheme])
+    return LatticeSecret(read_public(write(context, secret=False)), context)
 
 
 def read_public(data: bytes) -> LatticePublic:
     if not data.startswith(_KEY):
-        ring, context = rings.read(data)
+        ring, context = read(data)
         if not (context.is_private() or context.has_secret_key()):
             return LatticePublic(ring, data, context)
     raise ServerHoldsKey(
@@ -173,9 +334,9 @@ def read_secret(data: bytes) -> LatticeSecret:
         )
     length = int.from_bytes(data[4:8], "little")
     public = read_public(data[8 : 8 + length])
-    ring, context = rings.read(data[8 + length :])
+    ring, context = read(data[8 + length :])
     if ring != public.ring or not context.has_secret_key():
-        raise rings.malformed("the two halves of a key do not fit together")
+        raise malformed("the two halves of a key do not fit together")
     secret = LatticeSecret(public, context)
     secret.open(public.encrypt(np.zeros(1, np.int64), 0, Layout()))  # the guard notices halves of two keys
     return secret
@@ -192,5 +353,5 @@ def _parts(message: Sealed) -> list[bytes]:
         parts.append(message.body[at + 4 : at + 4 + length])
         at += 4 + length
     if at != len(message.body):
-        raise rings.malformed("its ciphertexts are not as long as they say")
+        raise malformed("its ciphertexts are not as long as they say")
     return parts

@@ -55,8 +55,7 @@ from sordino.errors import IntegrityError, LedgerError, SecAggAborted, SecureErr
 from sordino.privacy.uplink.channels import MaskedChannel, Messages, Opened, Step, Stopwatch, TakeStep, Uploads
 from sordino.privacy.uplink.fixed_point import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
-from sordino.secagg.secagg_client import Integers, Participants
-from sordino.secagg.secagg_server import Aggregator
+from sordino.secagg.mask_protocol import Aggregator, Integers, Participants
 from sordino.secagg.session import Session
 from sordino.transport.request_handler import Given, Keep, Operation
 

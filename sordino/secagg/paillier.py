@@ -31,8 +31,8 @@ from sordino.secagg.big_integers import (
     slots,
     unpack,
 )
-from sordino.secagg.extras import gmpy2 as gmp
 from sordino.secagg.sealed import Sealed, SealedHeader, joined
+from sordino.secagg.sealed import gmpy2 as gmp
 
 SCHEME: Final = "paillier"
 STRONG: Final = (3072, 4096)  # 128 bits of security and more

@@ -1,9 +1,9 @@
 """Encrypted messages: ciphertexts behind a header that says whose key, which round, which layout, and how many
-contributions are in it.
+contributions are in it; and the packages behind the schemes, which come with the extra `he`.
 
 Ciphertexts are malleable and prove nothing about their sender; who may speak is the transport's business (mutually
 authenticated TLS). By the header two honest sides notice, before any arithmetic, that they disagree; a guard inside the
-plaintext notices a header that lies.
+plaintext notices a header that lies. A scheme without its package is refused, and never replaced by a sum in the clear.
 """
 
 from __future__ import annotations
@@ -11,11 +11,29 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
-from sordino.errors import ConfigError, KeyMismatch, LayoutMismatch, MalformedCiphertext, RoundMismatch
+from sordino.errors import ConfigError, KeyMismatch, LayoutMismatch, MalformedCiphertext, RoundMismatch, extra
 from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.fixed_point import Ints, Layout
+
+Foreign: TypeAlias = Any  # an object of a package that has no types
+
+
+OTHERWISE = "; or choose another scheme: sordino never falls back to sums without encryption"
+
+
+def gmpy2() -> Foreign:
+    with extra("he", "encrypted sums", "backend-unavailable", otherwise=OTHERWISE):
+        import gmpy2
+    return gmpy2
+
+
+def tenseal() -> Foreign:
+    with extra("he", "encrypted sums", "backend-unavailable", otherwise=OTHERWISE):
+        import tenseal
+    return tenseal
+
 
 MAGIC: Final = b"SRDE"
 VERSION: Final = 1

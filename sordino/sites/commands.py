@@ -22,7 +22,7 @@ from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.runs.play import Ended, Progress
-    from sordino.sites.client_line import Standing
+    from sordino.sites.connecting import Standing
     from sordino.sites.join import Proposed
     from sordino.transport.run_events import RunEvent
 
@@ -198,10 +198,9 @@ def join(
 ) -> None:
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
     from sordino.receipts.signature import private_key
-    from sordino.runs.stop_signals import patience
-    from sordino.sites.join import JoinOptions, proposed
+    from sordino.runs.rounds import patience
+    from sordino.sites.join import JoinOptions, plan, proposed
     from sordino.sites.join import join as joining
-    from sordino.sites.plan_table import plan
 
     shown = Console(stderr=True, quiet=quiet or as_json)
     options = JoinOptions(
@@ -276,7 +275,7 @@ def hold_key(
 ) -> None:
     """Run the key holder of encrypted sums: it decrypts sums and holds no data."""
     from sordino.receipts.signature import private_key
-    from sordino.runs.stop_signals import patience
+    from sordino.runs.rounds import patience
     from sordino.sites.connecting import InvitedOptions
     from sordino.sites.key_holder import hold
 

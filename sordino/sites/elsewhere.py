@@ -42,8 +42,7 @@ from sordino.sites.join import JoinOptions, Proposed, membership
 from sordino.sites.membership import Membership
 from sordino.sites.serve import ServeOptions, serve, settled
 from sordino.transport import pipes
-from sordino.transport.carrier import Arrived, Carrier, Writes
-from sordino.transport.message import each
+from sordino.transport.message import Arrived, Carrier, Writes, each
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 

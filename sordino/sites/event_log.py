@@ -21,8 +21,8 @@ from sordino.errors import SordinoError
 from sordino.ledger.files import append_line
 from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Whole
-from sordino.sites.client_line import Says, Standing
-from sordino.transport.carrier import Carrier
+from sordino.sites.connecting import Says, Standing
+from sordino.transport.message import Carrier
 from sordino.transport.run_events import OF_NOBODY, OF_OTHERS, RunEvent, What
 
 LOOK = 0.5  # seconds between two looks at who is there

@@ -32,7 +32,7 @@ from sordino.errors import ConfigError, SordinoError, WireError
 from sordino.ledger.files import files_allowed
 from sordino.sites import grpc_line
 from sordino.sites.grpc_line import Foreign
-from sordino.transport.carrier import Arrived, Carrier, Writes
+from sordino.transport.message import Arrived, Carrier, Writes
 from sordino.transport.run_events import RunEvent
 from sordino.transport.tls import Certificates
 

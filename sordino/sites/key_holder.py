@@ -29,8 +29,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.runs.witness import state
 from sordino.sites import invitation as invitations
-from sordino.sites.client_line import Says
-from sordino.sites.connecting import InvitedOptions, Responder, attend_for
+from sordino.sites.connecting import InvitedOptions, Responder, Says, attend_for
 from sordino.sites.secure_sums import HOLDER, INTEGERS, held
 from sordino.sites.serve import longest, settled
 from sordino.sites.site_accounts import SignedHead

@@ -44,8 +44,7 @@ from sordino.sites.connecting import Responder
 from sordino.sites.key_holder import pinned
 from sordino.sites.site_accounts import SignedHead, SiteAccounts
 from sordino.transport.message import Signer
-from sordino.transport.reply_store import ReplyStore
-from sordino.transport.request_handler import Operation, RequestHandler, RequestPolicy
+from sordino.transport.request_handler import Operation, ReplyStore, RequestHandler, RequestPolicy
 from sordino.transport.run_events import RunEvent
 from sordino.types import Examples
 

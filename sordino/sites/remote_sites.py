@@ -14,7 +14,7 @@ from sordino.engine.executor import Answers
 from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.secure_stages import SecureStage
-from sordino.sites.client_line import LONGEST
+from sordino.sites.connecting import PARTING
 from sordino.transport.message import Message
 from sordino.transport.run_events import RunEvent, What
 from sordino.transport.sites import FOREVER, SOON, Sites
@@ -24,7 +24,6 @@ from sordino.types import Terms
 Kept: TypeAlias = dict[str, tuple[int, bytes]]  # by site: how many rounds had left it, and the head of its message
 LEAVE = 10.0  # seconds that a stop leaves to those who are at work on a round
 AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
-PARTING = 2 * LONGEST  # seconds that a site and its server have at the end to find each other again
 
 
 @dataclass

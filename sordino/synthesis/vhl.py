@@ -28,7 +28,7 @@ from sordino.algorithms.optional import FitsData, Home, OwnLoss, PublicFacts, Pu
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.synthesis.generators import nets
-from sordino.tasks.contrast import supervised_contrast
+from sordino.tasks.losses import supervised_contrast
 from sordino.types import Examples, Params, Shard, Task
 
 

@@ -16,7 +16,7 @@ from typing import IO
 
 from sordino.engine.commands import Refused, read_answer
 from sordino.errors import RunError, SordinoError
-from sordino.transport.carrier import Arrived, Carrier, Writes
+from sordino.transport.message import Arrived, Carrier, Writes
 
 FRAME = struct.Struct("<Q")
 LARGEST = 1 << 34

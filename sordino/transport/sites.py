@@ -19,8 +19,7 @@ from sordino.engine import wire
 from sordino.engine.commands import Answered, Command, Keep, Refused, Restore, Round, Score, read_answer
 from sordino.engine.executor import Answers, Executor, Scores
 from sordino.errors import SordinoError, WireError
-from sordino.transport.carrier import Arrived, Carrier
-from sordino.transport.message import Message, Signer, digest_of
+from sordino.transport.message import Arrived, Carrier, Message, Signer, digest_of
 from sordino.tree import Tree
 from sordino.types import Params, Terms
 

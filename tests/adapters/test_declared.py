@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.adapters.declared import DeclaredArrays
+from sordino.adapters.private_uplink import DeclaredArrays
 from sordino.errors import SordinoError
 from tests.adapters.malformed import MODEL, files, malformed, npy
 

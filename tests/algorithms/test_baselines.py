@@ -22,7 +22,7 @@ from sordino.synthesis import fedgen as gen
 from sordino.synthesis.fedgen import FedGen
 from sordino.synthesis.generators.nets import GeneratorState
 from sordino.synthesis.vhl import VHL
-from sordino.tasks.contrast import model_contrast, supervised_contrast
+from sordino.tasks.losses import model_contrast, supervised_contrast
 from sordino.tasks.supervised import Classification
 from sordino.types import Params, Received
 from tests.synthesis.slaug.images import DOUBLE, KEY, World, images, shard, task

@@ -16,7 +16,7 @@ import torch
 from sordino.accounting.events import Once, Repeat, Response, from_json
 from sordino.accounting.notes import note
 from sordino.accounting.statement import Guarantee, statement
-from sordino.engine.shards import PreparedShards, Shards
+from sordino.engine.client_states import PreparedShards, Shards
 from sordino.errors import ConfigError, DomainError, SordinoError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.responses import Responses

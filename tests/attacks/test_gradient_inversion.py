@@ -17,7 +17,6 @@ from sordino.accounting.claims import ADVERSARIES, Adversary
 from sordino.attacks.assault import assault
 from sordino.attacks.attack import judged
 from sordino.attacks.attacked_run import AttackSettings, UpdateView, pictures
-from sordino.attacks.gradient_matching import gradient, label_counts, labels_of
 from sordino.attacks.methods.gradient_inversion import (
     Analytic,
     DeepLeakage,
@@ -26,7 +25,7 @@ from sordino.attacks.methods.gradient_inversion import (
     first_linear,
     inputs,
 )
-from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, likeness
+from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, gradient, label_counts, labels_of, likeness
 from sordino.audits.noise_sources import Silent
 from sordino.results.attack_file import Assault
 from sordino.tasks.nets import NETS, mlp

@@ -19,9 +19,8 @@ from sordino.attacks.member_inference import separation
 from sordino.audits import clients
 from sordino.audits import gates as attacks
 from sordino.audits.gates import audit, experiment_of
-from sordino.audits.lower_bounds import Outputs, epsilon_lost, errors, mu_lost, tuned, upper
+from sordino.audits.lower_bounds import Outputs, Pair, epsilon_lost, errors, likelihood, mu_lost, tuned, upper
 from sordino.audits.noise_sources import Silent
-from sordino.audits.pairs import Pair, likelihood
 from sordino.errors import SordinoError
 from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import Counter

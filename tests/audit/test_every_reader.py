@@ -18,14 +18,14 @@ from sordino.audits.canary_replays import CanaryImageRounds, CanaryImages, place
 from sordino.audits.gates import HOLDS, VIOLATED
 from sordino.audits.replay import BEGINNING
 from sordino.audits.trained import BLIND, audit_trained, epsilon_by_overlap, strongest
+from sordino.engine.client_states import PreparedShards
 from sordino.engine.server import FederatedServer
-from sordino.engine.shards import PreparedShards
 from sordino.planning.planner import Planner
 from sordino.privacy.noise.randomised_response import composed_delta
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.uplink.stages import Noise
-from sordino.results.audit_file import AuditedPromise, TrainedAudit
+from sordino.results.attack_file import AuditedPromise, TrainedAudit
 from sordino.runs.simulation import Simulation, settle, simulated
 from tests.audit.test_trained import promise
 

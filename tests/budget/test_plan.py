@@ -23,8 +23,8 @@ from sordino.accounting.claims import Subject
 from sordino.accounting.currency import UNIT
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import Renyi
+from sordino.budget.client_budgets import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
 from sordino.budget.plan import Budget, Plan, Price, draft
-from sordino.budget.schedules import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.books import LedgerScope
 from sordino.ledger.ledger import Ledger

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.config import Experiment
-from sordino.engine.shards import Shards
+from sordino.engine.client_states import Shards
 from sordino.ledger.ledger import Entry
 from sordino.planning.methods import Methods
 from sordino.receipts.folder import RunFolder
@@ -25,9 +25,8 @@ from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
 from sordino.sites.key_holder import KeyHolder
 from sordino.sites.membership import Membership
 from sordino.sites.secure_sums import HOLDER, peers_of
-from sordino.sites.sites_backend import SitesBackend, SitesConnection
-from sordino.transport.carrier import Carrier
-from sordino.transport.message import Signer
+from sordino.sites.serve import SitesBackend, SitesConnection
+from sordino.transport.message import Carrier, Signer
 from sordino.transport.run_events import ROUTINE, RunEvent
 from sordino.transport.sites import Patience
 from tests.helpers.in_process import InProcess

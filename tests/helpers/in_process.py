@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sordino.transport.carrier import Arrived, Carrier, Writes
+from sordino.transport.message import Arrived, Carrier, Writes
 
 Reply = Callable[[bytes], bytes]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sordino.secagg.secagg_client import Participant
-from sordino.secagg.secagg_server import Aggregator
+from sordino.secagg.mask_protocol import Aggregator, Participant
 
 Words = dict[tuple[int, int], np.ndarray]  # by round and client
 

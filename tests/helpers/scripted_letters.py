@@ -16,8 +16,7 @@ from sordino.sites import remote_sites
 from sordino.sites.membership import Membership
 from sordino.sites.secure_sums import HOLDER
 from sordino.transport import sites
-from sordino.transport.carrier import Arrived
-from sordino.transport.message import Message, peek
+from sordino.transport.message import Arrived, Message, peek
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.in_process import InProcess, Reply

@@ -36,8 +36,7 @@ from sordino.privacy.noise.sources import System
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, spending
 from sordino.receipts.verify import verify
-from sordino.report.dashboard.prometheus import metrics
-from sordino.report.dashboard.run_state import WatchedRun
+from sordino.report.dashboard.run_state import WatchedRun, metrics
 from sordino.report.run_facts import gather
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated

@@ -295,7 +295,7 @@ DEPLOYED = [
     ),
     one(
         "another content under an old name",
-        "transport/reply_store.py",
+        "transport/request_handler.py",
         "if known.asked != asked:",
         "if False:",
         f"{PURSE}::test_the_same_round_has_one_answer",

@@ -374,7 +374,7 @@ HOSTILE = [
     # who knows what
     one(
         "a site serves the clients of others",
-        "engine/shards.py",
+        "engine/client_states.py",
         "return client in self._which",
         "return True",
         f"{SITES}::test_a_site_has_its_own_clients_and_no_others",

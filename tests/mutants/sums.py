@@ -90,7 +90,7 @@ SUMS = [
     ),
     one(
         "a message of one client taken for another's",
-        "secagg/secagg_server.py",
+        "secagg/mask_protocol.py",
         "if self._read(data)[1] != client:",
         "if self._read(data) is None:",
         f"{MASKED}::test_no_site_speaks_for_the_clients_of_another",
@@ -104,7 +104,7 @@ SUMS = [
     ),
     one(
         "a masked sum of too few opened",
-        "secagg/secagg_server.py",
+        "secagg/mask_protocol.py",
         "        self._session.check_enough(len(heard))\n",
         "",
         "tests/secagg/test_secagg.py::test_too_few_end_the_round_at_every_step_and_nothing_is_opened",

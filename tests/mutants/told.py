@@ -11,14 +11,14 @@ MEASURED = "tests/results/test_measured_by.py"
 TOLD = [
     one(
         "a score among the metrics of the dashboard",
-        "report/dashboard/prometheus.py",
+        "report/dashboard/run_state.py",
         "{}, run.run.experiment.rounds",
         "{}, run.run.metrics()[-1].loss",
         ONE_TELLS,
     ),
     one(
         "the traffic of a hidden cohort among the metrics of the dashboard",
-        "report/dashboard/prometheus.py",
+        "report/dashboard/run_state.py",
         "{}, run.run.experiment.rounds",
         "{}, run.run.metrics()[-1].bytes",
         DRAWN_TELLS,

@@ -26,7 +26,7 @@ from sordino.accounting import (
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.attacks.assault import check_allowed
-from sordino.budget import client_budgets, schedules
+from sordino.budget import client_budgets
 from sordino.budget.plan import Budget
 from sordino.cli import data as data_verbs
 from sordino.config import gates
@@ -181,7 +181,7 @@ CALLS: dict[str, Call] = {
         "unknown-neighbours", lambda: accountants.best(events.Gaussian(1.0), 1e-5, "add-remove")
     ),
     "a delta that real noise uses up": Call(
-        "noise-lacks-delta", lambda: Budget(8.0, 1e-5, schedules.Uniform(), lacking=1e-5)
+        "noise-lacks-delta", lambda: Budget(8.0, 1e-5, client_budgets.Uniform(), lacking=1e-5)
     ),
     "a sample under replace": Call(
         "poisson-needs-zero-out", lambda: accountants.best(events.Poisson(0.5, events.Gaussian(1.0)), 1e-5, "replace")
@@ -212,7 +212,7 @@ CALLS: dict[str, Call] = {
     "an amount of another shape": Call("amount-shape", lambda: currency.APPROX.amount((1,), what="charge")),
     "a charge of nothing": Call("amount-zero", lambda: currency.ZCDP.charge((0,), what="charge")),
     "a share after the last": Call(
-        "budget-exhausted", lambda: schedules.Adaptive().next_share([1.0], 0.0, 1, False, 1)
+        "budget-exhausted", lambda: client_budgets.Adaptive().next_share([1.0], 0.0, 1, False, 1)
     ),
     "a price for the textbook formula": Call("classic-needs-budget", lambda: pricing.Classic().cost(1.0)),
     "planning with delta 1/N": Call(

@@ -155,7 +155,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     ),
     "secure sums: one implementation": (
         of_a_secure_sum,
-        {"secagg/masked.py", "secagg/encrypted.py", "secagg/secagg_server.py"},
+        {"secagg/masked.py", "secagg/encrypted.py", "secagg/mask_protocol.py"},
     ),
     # an audit plays single rounds of a run again, and a law tries an algorithm before there is a run
     "the round loop": (of_a_round, {"runs/rounds.py", "audits/replay.py", "checks/federations.py"}),

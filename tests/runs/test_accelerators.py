@@ -17,7 +17,7 @@ from sordino import config
 from sordino.engine.executor import device_of
 from sordino.errors import ConfigError, SordinoError
 from sordino.planning.methods import Methods
-from sordino.runs import rank_team, run
+from sordino.runs import ranks, run
 from sordino.runs.run import start
 from sordino.runs.setup import decided
 from sordino.transport import pipes
@@ -175,10 +175,10 @@ def test_sums_go_by_nccl_where_every_rank_has_its_own(
     device: str, names: list[str], nccl: bool, adds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Heard(names, nccl)
-    monkeypatch.setattr(rank_team, "dist", heard)
+    monkeypatch.setattr(ranks, "dist", heard)
     named = types.SimpleNamespace(uuid=names[0])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: named)
-    team = rank_team.RankTeam()
+    team = ranks.RankTeam()
     for _ in range(2):  # in every phase they meet again
         team.meet(device)
     team.sum({"w": torch.ones(2)})

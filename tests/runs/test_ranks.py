@@ -137,7 +137,7 @@ def test_a_first_signal_waits_for_the_end_of_the_round(tmp_path: Path) -> None:
 
 LEAVING = """
 import os, sys
-from sordino.runs.rank_team import joined
+from sordino.runs.ranks import joined
 team = joined()
 if sys.argv[1:]:
     for name in [name for name in sys.modules if name.startswith("torch.distributed.nn")]:

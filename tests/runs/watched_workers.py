@@ -15,7 +15,7 @@ import torch
 
 from sordino import config
 from sordino.cli import main
-from sordino.engine import shards
+from sordino.engine import client_states
 from sordino.engine.server import FederatedServer
 from sordino.runs import ranks, run, site_process
 from sordino.runs.simulation import simulated
@@ -37,7 +37,7 @@ def away(*arguments: str) -> None:
 def left_behind(*arguments: str) -> None:
     """The broken twin: rows that the last rank does not move."""
     last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
-    with mock.patch.object(shards, "here", (lambda value: value) if last else shards.here):
+    with mock.patch.object(client_states, "here", (lambda value: value) if last else client_states.here):
         away(*arguments)
 
 
@@ -62,7 +62,7 @@ def client(*arguments: str) -> None:
 
 
 def client_left_behind(*arguments: str) -> None:
-    with mock.patch.object(shards, "here", lambda value: value):
+    with mock.patch.object(client_states, "here", lambda value: value):
         client(*arguments)
 
 

@@ -14,9 +14,8 @@ from sordino.errors import (
     SordinoError,
 )
 from sordino.privacy.uplink.channels import Stopwatch
+from sordino.secagg.mask_protocol import Aggregator, Integers, Participant
 from sordino.secagg.masked import ClientsHere
-from sordino.secagg.secagg_client import Integers, Participant
-from sordino.secagg.secagg_server import Aggregator
 from sordino.secagg.session import Session
 
 MODEL, OTHER_MODEL = (hashlib.sha256(name).digest() for name in (b"model", b"another model"))

@@ -18,7 +18,7 @@ from sordino.errors import (
     ServerHoldsKey,
 )
 from sordino.privacy.uplink.fixed_point import Layout
-from sordino.secagg import rings
+from sordino.secagg import lattice
 from sordino.secagg.lattice import (
     CKKS_ERROR,
     LatticePublic,
@@ -190,7 +190,7 @@ PRIVATE, RELIN, GALOIS = 3, 4, 5  # field numbers of TenSEAL's context, and of i
 @BOTH
 def test_the_public_half_holds_no_secret_and_cannot_decrypt(scheme: str) -> None:
     key = secret(scheme)
-    public, whole = fields(key.public.pack()), fields(rings.write(key._context, secret=True))
+    public, whole = fields(key.public.pack()), fields(lattice.write(key._context, secret=True))
     assert PRIVATE not in public
     assert not {RELIN, GALOIS} & set(fields(public[2]))
     hidden = fields(whole[PRIVATE])[1]  # the negative control: the same search finds the key where it is
@@ -209,7 +209,7 @@ def test_the_public_half_holds_no_secret_and_cannot_decrypt(scheme: str) -> None
 
 @BOTH
 def test_a_secret_key_is_refused_where_a_public_one_is_expected(scheme: str) -> None:
-    for whole in (secret(scheme).pack(), rings.write(secret(scheme)._context, secret=True)):
+    for whole in (secret(scheme).pack(), lattice.write(secret(scheme)._context, secret=True)):
         with refused(ServerHoldsKey, "secret-key-as-public"):
             read_public(whole)
 

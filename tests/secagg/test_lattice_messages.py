@@ -21,7 +21,7 @@ from sordino.errors import (
     WeakKey,
 )
 from sordino.privacy.uplink.fixed_point import Layout
-from sordino.secagg import rings
+from sordino.secagg import lattice
 from sordino.secagg.lattice import (
     read_public,
     read_secret,
@@ -34,16 +34,16 @@ tenseal = pytest.importorskip("tenseal")
 
 def test_parameters_have_128_bits_of_security() -> None:
     most = {4096: 109, 8192: 218}  # Homomorphic Encryption Standard (2018), table 1, ternary secret
-    for ring in (rings.BFV, rings.CKKS):
+    for ring in (lattice.BFV, lattice.CKKS):
         assert sum(ring.moduli) <= most[ring.degree]
-    t = rings.BFV.plain
-    assert t % (2 * rings.BFV.degree) == 1
+    t = lattice.BFV.plain
+    assert t % (2 * lattice.BFV.degree) == 1
     assert all(t % divisor for divisor in range(2, math.isqrt(t) + 1))
 
 
 def other_parameters():
     kind, new = tenseal.SCHEME_TYPE, tenseal.context
-    yield new(kind.BFV, 4096, rings.BFV.plain, [54, 54], n_threads=1)
+    yield new(kind.BFV, 4096, lattice.BFV.plain, [54, 54], n_threads=1)
     yield new(kind.BFV, 4096, 1032193, [36, 36, 37], n_threads=1)
     yield new(kind.CKKS, 8192, 0, [60, 40, 60], n_threads=1)
     scaled = new(kind.CKKS, 8192, 0, [60, 40, 40], n_threads=1)
@@ -54,7 +54,7 @@ def other_parameters():
 def test_keys_of_other_parameters_are_refused() -> None:
     for context in other_parameters():
         with refused(WeakKey, "lattice-parameters"):
-            read_public(rings.write(context, secret=False))
+            read_public(lattice.write(context, secret=False))
     keyless = secret("bfv")._context.serialize(
         save_public_key=False, save_secret_key=False, save_galois_keys=False, save_relin_keys=False
     )
@@ -91,7 +91,7 @@ def test_without_a_guard_another_key_gives_random_numbers(scheme: str) -> None:
     mine, other, values = secret(scheme), secret(scheme, 1), np.arange(1, 4096)
     foreign = other.public.encrypt(values, 0, LAYOUT)
     (vector,) = mine.public.vectors(foreign)
-    found = np.array(rings.decrypt(vector, mine._context))[1:]  # what a twin that checks nothing would hand out
+    found = np.array(lattice.decrypt(vector, mine._context))[1:]  # what a twin that checks nothing would hand out
     assert np.isfinite(found).all()
     assert np.mean(np.abs(found) > LAYOUT.offset) > 0.9
     assert not (found == values).any()
@@ -129,7 +129,7 @@ def test_a_contribution_beyond_its_range_is_noticed() -> None:
     honest = key.public.encrypt(np.full(9, 8_000_000), 0, LAYOUT)
     with refused(IntegrityError, "lattice-range"):
         key.open(Sealed(replace(honest.header, layout=Layout(bits=16)), honest.body))
-    loud = rings.encrypt(rings.CKKS, secret("ckks").public._context, [1.0, 1.5] + [0.0] * 4094)
+    loud = lattice.encrypt(lattice.CKKS, secret("ckks").public._context, [1.0, 1.5] + [0.0] * 4094)
     message = secret("ckks").public._sealed(secret("ckks").public.header(0, 9, LAYOUT), [loud])
     with refused(IntegrityError, "lattice-range"):
         secret("ckks").open(message)
@@ -207,16 +207,16 @@ def test_a_ciphertext_of_another_form_is_refused() -> None:
     context, slots = key.public._context, [1.0] * 4096
     lower = tenseal.ckks_vector(context, slots).mul_([0.5] * 4096)  # of the next level
     scaled = tenseal.ckks_vector(context, slots, scale=2.0**30)
-    roomy = rings.fresh(rings.BFV)  # with the keys of products
+    roomy = lattice.fresh(lattice.BFV)  # with the keys of products
     roomy.auto_relin = False
     square = tenseal.bfv_vector(roomy, [1] * 4096).mul_([2] * 4096)
     square.mul_(square.copy())  # three polynomials
-    for ring, vector in ((rings.CKKS, lower), (rings.CKKS, scaled), (rings.BFV, square)):
+    for ring, vector in ((lattice.CKKS, lower), (lattice.CKKS, scaled), (lattice.BFV, square)):
         data = vector.serialize()
         start = data.index(b"\x5e\xa1\x10")  # SEAL's own header
         part = data[start : start + int.from_bytes(data[start + 8 : start + 16], "little")]
         with refused(MalformedCiphertext, "malformed-lattice"):
-            rings.load(ring, secret(ring.name).public._context, part)
+            lattice.load(ring, secret(ring.name).public._context, part)
 
 
 def framed(content: bytes, version: bytes) -> bytes:
@@ -234,10 +234,10 @@ def test_a_plaintext_in_the_form_of_a_ciphertext_is_refused() -> None:
         head = struct.pack("<4Q?QQQdQ", *level, False, 2, 4096, 2, 1.0, 1)
         part = framed(head + framed(struct.pack("<Q", numbers.size) + numbers.tobytes(), version), version)
         if hidden:  # the negative control: but for that it would be read
-            rings.load(rings.BFV, public._context, part)
+            lattice.load(lattice.BFV, public._context, part)
         else:
             with refused(MalformedCiphertext, "malformed-lattice") as raised:
-                rings.load(rings.BFV, public._context, part)
+                lattice.load(lattice.BFV, public._context, part)
             assert "another form" in str(raised.value)
 
 
@@ -247,4 +247,4 @@ def test_an_unknown_envelope_is_not_guessed_at() -> None:
             return bytes(100_000)
 
     with refused(BackendUnavailable, "tenseal-envelope"):
-        rings.bare(rings.BFV, Renewed())
+        lattice.bare(lattice.BFV, Renewed())

@@ -31,9 +31,8 @@ from sordino.privacy.uplink.channels import Opened
 from sordino.privacy.uplink.fixed_point import Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg import masks
+from sordino.secagg.mask_protocol import Aggregator, Participant
 from sordino.secagg.masked import Masks
-from sordino.secagg.secagg_client import Participant
-from sordino.secagg.secagg_server import Aggregator
 from sordino.secagg.session import SERVER, MessageKind, Session, two_thirds
 from tests.secagg.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, run_round, words
 

@@ -17,8 +17,7 @@ from sordino.errors import (
     SecAggAborted,
 )
 from sordino.secagg import masks
-from sordino.secagg.secagg_client import Participant
-from sordino.secagg.secagg_server import Aggregator
+from sordino.secagg.mask_protocol import Aggregator, Participant
 from sordino.secagg.session import SERVER, MessageKind, Session, point
 from tests.secagg.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, top_byte, words
 

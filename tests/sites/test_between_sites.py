@@ -19,7 +19,7 @@ from sordino.runs.run import start
 from sordino.sites.serve import settled
 from sordino.transport import message
 from sordino.transport import sites as transport_sites
-from sordino.transport.carrier import Arrived
+from sordino.transport.message import Arrived
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of

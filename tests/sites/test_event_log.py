@@ -19,7 +19,7 @@ from sordino.receipts.signature import generate
 from sordino.runs.listing import events, public_events, sites
 from sordino.sites import commands as deploying
 from sordino.sites import event_log
-from sordino.sites.client_line import Standing
+from sordino.sites.connecting import Standing
 from sordino.sites.event_log import EventLog
 from sordino.transport.run_events import OF_NOBODY, RunEvent, What
 from tests.helpers.command_line import spoken

@@ -20,8 +20,8 @@ from sordino.errors import DataError
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.sites.site_accounts import SiteAccounts
-from sordino.transport.carrier import Arrived, Writes
-from sordino.transport.reply_store import ReplyStore
+from sordino.transport.message import Arrived, Writes
+from sordino.transport.request_handler import ReplyStore
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated, ledger_of, model_of

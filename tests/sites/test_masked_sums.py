@@ -23,7 +23,7 @@ from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.secagg import masked, masks
-from sordino.secagg.secagg_server import Aggregator
+from sordino.secagg.mask_protocol import Aggregator
 from sordino.secagg.session import KeyAdvertisement
 from sordino.sites import secure_sums
 from sordino.sites.remote_sites import RemoteSites

@@ -20,8 +20,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Receipt
 from sordino.receipts.verify import examine, verify
 from sordino.sites.invitation import invite
-from sordino.sites.join import JoinOptions, Proposed
-from sordino.sites.plan_table import plan
+from sordino.sites.join import JoinOptions, Proposed, plan
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.forged_letters import Server
 from tests.laws.cases import BY_NAME

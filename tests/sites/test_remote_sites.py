@@ -22,8 +22,7 @@ from sordino.runs.simulation import Simulation, simulated
 from sordino.sampling.stragglers import RoundCrew
 from sordino.sites import remote_sites
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.carrier import Arrived, Carrier, Writes
-from sordino.transport.message import Signer
+from sordino.transport.message import Arrived, Carrier, Signer, Writes
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.tree import Tree

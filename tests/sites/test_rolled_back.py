@@ -20,7 +20,7 @@ from sordino.receipts.verify import verify
 from sordino.runs.witness import MISSING, Witness
 from sordino.sites.site_accounts import SiteAccounts
 from sordino.transport.message import LENGTH, SIGNATURE
-from sordino.transport.reply_store import ReplyStore
+from sordino.transport.request_handler import ReplyStore
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated
 from tests.helpers.forged_letters import Server

@@ -16,10 +16,9 @@ import grpc
 import pytest
 
 from sordino.errors import BackendUnavailable, ConfigError
-from sordino.sites import client_line as attending_
-from sordino.sites import grpc_line
+from sordino.sites import connecting, grpc_line
 from sordino.sites import grpc_server as rpc
-from sordino.sites.client_line import attend
+from sordino.sites.connecting import attend
 from sordino.sites.grpc_line import PIECE, pieces
 from sordino.sites.grpc_server import Rpc
 from tests.helpers.lines import (
@@ -46,8 +45,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
         (rpc, "PULSE", 0.02),
         (rpc, "GRACE", 0.5),
-        (attending_, "FIRST", 0.02),
-        (attending_, "TICK", 0.01),
+        (connecting, "FIRST", 0.02),
+        (connecting, "TICK", 0.01),
     ):
         monkeypatch.setattr(module, name, seconds)
 
@@ -289,7 +288,7 @@ def test_an_answer_is_sent_again_until_it_is_taken(server: Rpc, monkeypatch: pyt
 @pytest.mark.parametrize("where", ["nobody listens", "waiting", "pausing"])
 def test_a_site_stops_when_it_is_told_to(where: str, server: Rpc, monkeypatch: pytest.MonkeyPatch) -> None:
     if where == "pausing":
-        monkeypatch.setattr(attending_, "FIRST", 1000.0)
+        monkeypatch.setattr(connecting, "FIRST", 1000.0)
     with attending(server.port if where == "waiting" else 1, "a", turned) as site:
         until(lambda: bool(site.said))
         assert site.said[0][0] == ("waiting" if where == "waiting" else "cut off")
@@ -301,11 +300,11 @@ def test_a_site_stops_when_it_is_told_to(where: str, server: Rpc, monkeypatch: p
 
 def test_pauses_grow_up_to_a_limit_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = list[float]()
-    monkeypatch.setattr(attending_, "FIRST", 0.25)
-    monkeypatch.setattr(attending_, "pause", lambda seconds, stop: pauses.append(seconds))
+    monkeypatch.setattr(connecting, "FIRST", 0.25)
+    monkeypatch.setattr(connecting, "pause", lambda seconds, stop: pauses.append(seconds))
     attend(f"{HOST}:1", "a", turned, lambda: len(pauses) > 12, None, MOST, signing("a"))
-    assert max(pauses) <= attending_.LONGEST
-    assert min(pauses[-3:]) >= attending_.LONGEST / 2
+    assert max(pauses) <= connecting.LONGEST
+    assert min(pauses[-3:]) >= connecting.LONGEST / 2
     assert pauses[0] <= 0.25
     assert len(set(pauses)) == len(pauses)
 
@@ -368,5 +367,5 @@ def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_the_package_is_loaded_when_it_is_needed() -> None:
-    program = "import sys, sordino.sites.grpc_server, sordino.sites.client_line; assert 'grpc' not in sys.modules"
+    program = "import sys, sordino.sites.grpc_server, sordino.sites.connecting; assert 'grpc' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], check=False, cwd=Path(__file__).parents[2]).returncode == 0

@@ -22,17 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sordino.engine import wire
 from sordino.engine.commands import Answer, Command, Round
 from sordino.secagg import sealed, session
-from sordino.sites import client_line as attending
-from sordino.sites import grpc_line
+from sordino.sites import connecting, grpc_line
 from sordino.sites import grpc_server as rpc
 from sordino.sites import join as joining
 from sordino.sites import serve as serving
 from sordino.transport import message as letter
-from sordino.transport import reply_store
+from sordino.transport import request_handler
 from sordino.transport.message import Heading, Signer
 from sordino.types import Terms
 
-MODULES = attending, grpc_line, joining, letter, rpc, serving, reply_store, wire  # in which limits stand
+MODULES = connecting, grpc_line, joining, letter, rpc, serving, request_handler, wire  # in which limits stand
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
 KEY = Ed25519PrivateKey.generate()

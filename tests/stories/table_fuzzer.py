@@ -7,7 +7,7 @@ import random
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sordino.algorithms import all_algorithms
-from sordino.budget.schedules import SCHEDULES
+from sordino.budget.client_budgets import SCHEDULES
 from sordino.config import Chaos, Data, EvaluationSettings, Privacy, SlowClients, data_sources
 from sordino.config.gates import READERS, STAGES
 from sordino.partition.schemes import SCHEMES

@@ -27,7 +27,7 @@ import pytest
 import typer
 
 from sordino.receipts.verify import verify
-from sordino.report.dashboard.prometheus import MEANINGS
+from sordino.report.dashboard.run_state import MEANINGS
 from tests.helpers.real_sites import free_port
 from tests.laws import warm
 from tests.repository.following import DOCS, ROOT, Block, blocks, said_by_the_program, sordino

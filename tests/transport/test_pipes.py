@@ -28,8 +28,7 @@ from sordino.ledger.ledger import State
 from sordino.receipts.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, in_processes, simulated
-from sordino.transport.carrier import Arrived
-from sordino.transport.message import Signer
+from sordino.transport.message import Arrived, Signer
 from sordino.transport.pipes import FRAME, LARGEST, Pipes, read, write
 from sordino.transport.sites import Patience, Sites, _scores
 from sordino.types import Terms

@@ -17,9 +17,8 @@ from sordino import keys, tree
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
-from sordino.attacks.gradient_matching import gradient
 from sordino.attacks.member_inference import MemberScores, by_area
-from sordino.attacks.reconstruction import NOTHING
+from sordino.attacks.reconstruction import NOTHING, gradient
 from sordino.keys import Key
 from sordino.results.attack_file import AttackFinding
 

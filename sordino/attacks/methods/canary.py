@@ -17,8 +17,8 @@ from sordino import keys, tree
 from sordino.accounting.facts import epsilon_text
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, pictures
-from sordino.attacks.gradient_matching import gradient
 from sordino.attacks.member_inference import MemberScores, with_verdict
+from sordino.attacks.reconstruction import gradient
 from sordino.audits.lower_bounds import Outputs, tuned
 from sordino.audits.replay import RecordedRound, Rounds
 from sordino.privacy.readers.beside_public import taken

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
-from sordino.attacks.gradient_matching import (
+from sordino.attacks.reconstruction import (
     Mismatch,
+    Reconstruction,
     gradient,
     label_counts,
     labels_of,
@@ -21,7 +22,6 @@ from sordino.attacks.gradient_matching import (
     turned,
     variation,
 )
-from sordino.attacks.reconstruction import Reconstruction
 from sordino.types import Params
 
 ALIKE = 1e-3  # mean square distance of two drawn images, at least

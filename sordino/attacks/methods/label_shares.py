@@ -15,8 +15,7 @@ from torch import Tensor
 
 from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.gradient_matching import label_counts
-from sordino.attacks.reconstruction import NOTHING
+from sordino.attacks.reconstruction import NOTHING, label_counts
 from sordino.results.attack_file import AttackFinding, BesideGuess
 
 MARGIN = 0.05  # of the overlap above a guess, at least

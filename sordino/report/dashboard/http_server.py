@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from sordino.errors import ConfigError
 from sordino.receipts import private
 from sordino.report import frame
-from sordino.report.dashboard import page, prometheus
+from sordino.report.dashboard import page, run_state
 from sordino.report.dashboard.page import AGAIN, Cursor, Listener, cursor
 from sordino.report.dashboard.run_state import EVERY, WatchedRun
 from sordino.transport.tls import Certificates
@@ -160,7 +160,7 @@ class _Caller(BaseHTTPRequestHandler):
             self._say(HTTPStatus.OK, page.script(), SCRIPT)
         elif asked.path == "/metrics":
             shown = self.server.shown
-            self._say(HTTPStatus.OK, prometheus.metrics(shown, shown.look()), METRICS)
+            self._say(HTTPStatus.OK, run_state.metrics(shown, shown.look()), METRICS)
         elif asked.path == "/stream":
             self._stream(self.headers.get("Last-Event-ID") or given.get("from", [""])[0])
         else:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from sordino.data.dataset import CandidateSource
 from sordino.synthesis.public_images.biggan import BigGan
 from sordino.synthesis.public_images.diffusion import Diffusers
-from sordino.synthesis.public_images.embedded import PublicSplit, SklearnDigits
-from sordino.synthesis.public_images.folder import Folder
+from sordino.synthesis.public_images.existing import Folder, PublicSplit, SklearnDigits
 from sordino.synthesis.public_images.procedural import Procedural
 from sordino.synthesis.public_images.prompts import PROMPTS, Prompts, PromptSource
 

@@ -1,26 +1,193 @@
 """Candidates from a pretrained BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), by ImageNet classes in place of
 prompts.
+
+Names and shapes of the network are those of the published PyTorch weights, read from safetensors. Spectral norms are
+folded into the weights on loading, which changes no image.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from sordino import keys
 from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError
-from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
 from sordino.synthesis.public_images.pixels import to_bytes
-from sordino.synthesis.public_images.store import gathered, spoken
+from sordino.synthesis.public_images.store import Draw, draw_all, gathered, spoken
+
+DEEP_128 = (
+    (False, 16, 16), (True, 16, 16), (False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (False, 4, 4),
+    (True, 4, 2), (False, 2, 2), (True, 2, 1),
+)  # fmt: skip
+
+
+class NetworkConfig(NamedTuple):
+    """Content of config.json; the defaults are the network for 128x128."""
+
+    z_dim: int = 128
+    channel_width: int = 128
+    num_classes: int = 1000
+    layers: tuple[tuple[bool, int, int], ...] = DEEP_128  # doubles the size, channels in and out in channel widths
+    attention_layer_position: int = 8
+    eps: float = 1e-4
+    n_stats: int = 51  # moments of activations, for that many truncations from 0 to 1
+
+
+class TruncatedNorm(nn.Module):
+    """Batch norm with the stored moments of the truncation in use; scale and offset may depend on noise and class."""
+
+    def __init__(self, width: int, plan: NetworkConfig, conditional: bool = True) -> None:
+        super().__init__()
+        self.eps = plan.eps
+        self.register_buffer("running_means", torch.zeros(plan.n_stats, width))
+        self.register_buffer("running_vars", torch.ones(plan.n_stats, width))
+        if conditional:
+            self.scale = nn.Linear(2 * plan.z_dim, width, bias=False)
+            self.offset = nn.Linear(2 * plan.z_dim, width, bias=False)
+        else:
+            self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.conditional = conditional
+
+    def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
+        mean, var = (_between(table, truncation) for table in (self.running_means, self.running_vars))
+        weight, bias = (
+            (1 + self.scale(condition), self.offset(condition)) if self.conditional else (self.weight, self.bias)
+        )
+        normed = (x - mean[:, None, None]) / torch.sqrt(var[:, None, None] + self.eps)
+        return normed * weight[..., None, None] + bias[..., None, None]
+
+
+def _between(table: Tensor | nn.Module, truncation: float) -> Tensor:
+    assert isinstance(table, Tensor)
+    part, low = math.modf(truncation * (len(table) - 1))
+    return torch.lerp(table[int(low)], table[min(int(low) + 1, len(table) - 1)], part)
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, wide: int, out: int, doubles: bool, plan: NetworkConfig) -> None:
+        super().__init__()
+        thin = wide // 4
+        self.doubles, self.out = doubles, out
+        self.bn_0, self.conv_0 = TruncatedNorm(wide, plan), nn.Conv2d(wide, thin, 1)
+        self.bn_1, self.conv_1 = TruncatedNorm(thin, plan), nn.Conv2d(thin, thin, 3, padding=1)
+        self.bn_2, self.conv_2 = TruncatedNorm(thin, plan), nn.Conv2d(thin, thin, 3, padding=1)
+        self.bn_3, self.conv_3 = TruncatedNorm(thin, plan), nn.Conv2d(thin, out, 1)
+
+    def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
+        inner: Tensor = self.conv_0(functional.relu(self.bn_0(x, truncation, condition)))
+        inner = functional.relu(self.bn_1(inner, truncation, condition))
+        inner = self.conv_1(_doubled(inner) if self.doubles else inner)
+        inner = self.conv_2(functional.relu(self.bn_2(inner, truncation, condition)))
+        inner = self.conv_3(functional.relu(self.bn_3(inner, truncation, condition)))
+        short = x[:, : self.out]
+        return inner + (_doubled(short) if self.doubles else short)
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return functional.interpolate(x, scale_factor=2, mode="nearest")
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.snconv1x1_theta = nn.Conv2d(width, width // 8, 1, bias=False)
+        self.snconv1x1_phi = nn.Conv2d(width, width // 8, 1, bias=False)
+        self.snconv1x1_g = nn.Conv2d(width, width // 2, 1, bias=False)
+        self.snconv1x1_o_conv = nn.Conv2d(width // 2, width, 1, bias=False)
+        self.gamma = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
+        theta = self.snconv1x1_theta(x).flatten(2)
+        phi = functional.max_pool2d(self.snconv1x1_phi(x), 2).flatten(2)
+        value = functional.max_pool2d(self.snconv1x1_g(x), 2).flatten(2)
+        weights = torch.softmax(theta.transpose(1, 2) @ phi, -1)
+        seen = (value @ weights.transpose(1, 2)).view(len(x), -1, *x.shape[2:])
+        out: Tensor = x + self.gamma * self.snconv1x1_o_conv(seen)
+        return out
+
+
+class BigGanGenerator(nn.Module):
+    def __init__(self, plan: NetworkConfig) -> None:
+        super().__init__()
+        width = plan.channel_width
+        self.start = plan.layers[0][1] * width
+        self.gen_z = nn.Linear(2 * plan.z_dim, 16 * self.start)
+        made: list[nn.Module] = []
+        for at, (doubles, wide, out) in enumerate(plan.layers):
+            if at == plan.attention_layer_position:
+                made.append(Attention(wide * width))
+            made.append(ResidualBlock(wide * width, out * width, doubles, plan))
+        self.layers = nn.ModuleList(made)
+        last = plan.layers[-1][2] * width
+        self.bn = TruncatedNorm(last, plan, conditional=False)
+        self.conv_to_rgb = nn.Conv2d(last, last, 3, padding=1)
+
+    def forward(self, condition: Tensor, truncation: float) -> Tensor:
+        # the published weights have another layout
+        x = self.gen_z(condition).view(-1, 4, 4, self.start).permute(0, 3, 1, 2)
+        for layer in self.layers:
+            x = layer(x, truncation, condition)
+        x = functional.relu(self.bn(x, truncation, condition))
+        return torch.tanh(self.conv_to_rgb(x)[:, :3])
+
+
+class BigGanNetwork(nn.Module):
+    def __init__(self, plan: NetworkConfig) -> None:
+        super().__init__()
+        self.plan = plan
+        self.embeddings = nn.Linear(plan.num_classes, plan.z_dim, bias=False)
+        self.generator = BigGanGenerator(plan)
+
+    def forward(self, z: Tensor, of: Tensor, truncation: float) -> Tensor:
+        """Images from -1 to 1 for noise and ImageNet ids."""
+        made: Tensor = self.generator(torch.cat([z, self.embeddings.weight.T[of]], 1), truncation)
+        return made
+
+
+def load(folder: Path) -> BigGanNetwork:
+    """Load the network from a folder with config.json and model.safetensors."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        plan = NetworkConfig(**{name: told[name] for name in NetworkConfig._fields if name in told})
+        with torch.device("meta"):  # no weights are drawn in vain
+            network = BigGanNetwork(plan)
+        weights = {name: value.float() for name, value in _folded(load_file(folder / "model.safetensors")).items()}
+        network.load_state_dict(weights, assign=True)
+    except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder} does not hold a BigGAN-deep generator",
+            why=" ".join(str(error).split())[:300],
+            fix="give a folder with config.json and the published weights as model.safetensors",
+            code="bad-model",
+        ) from None
+    return network.eval().requires_grad_(False)
+
+
+def _folded(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights divided by their spectral norm, which is computed from the stored singular vectors u and v."""
+    found = {name: value for name, value in weights.items() if not name.endswith(("_orig", "_u", "_v"))}
+    for name, value in weights.items():
+        if name.endswith("_orig"):
+            stem = name.removesuffix("_orig")
+            norm = weights[f"{stem}_u"] @ (value.flatten(1) @ weights[f"{stem}_v"])
+            found[stem] = value / norm
+    return found
+
 
 BOUND = 2.0  # of the truncated normal distribution of noise, in deviations
 
@@ -48,10 +215,9 @@ class BigGan:
         return gathered("biggan", self.label, wanted, drawn.images, model=model, settings=settings, **drawn.facts)
 
     def _start(self, folder: Path) -> Draw:
-        from sordino.synthesis.public_images import biggan_network
 
         where = device(self.device)
-        network = biggan_network.load(folder).to(where)
+        network = load(folder).to(where)
 
         def draw(prompts: list[str], seeds: list[int]) -> Array:
             z = torch.stack([noise(seed, network.plan.z_dim, self.truncation) for seed in seeds]).float()

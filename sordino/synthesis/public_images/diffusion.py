@@ -15,10 +15,9 @@ from sordino import keys
 from sordino.accounting.events import Json
 from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import COUNT, ConfigError, Range, extra
-from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
 from sordino.synthesis.public_images.prompts import chosen, writers
-from sordino.synthesis.public_images.store import gathered
+from sordino.synthesis.public_images.store import Draw, draw_all, gathered
 
 STEPS = {False: 50, True: 25}
 

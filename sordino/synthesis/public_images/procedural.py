@@ -20,7 +20,7 @@ from sordino import keys
 from sordino.accounting.events import Json
 from sordino.data.dataset import Array, Candidates, ImageNeeds, need
 from sordino.errors import BELOW_ONE
-from sordino.synthesis.public_images.embedded import digit, proxies, shows
+from sordino.synthesis.public_images.existing import digit, proxies, shows
 from sordino.synthesis.public_images.prompts import chosen, writers
 from sordino.synthesis.public_images.store import PROXY
 

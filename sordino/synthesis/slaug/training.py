@@ -33,7 +33,7 @@ from sordino.privacy.readers.class_sums import class_sums
 from sordino.synthesis.generators import nets
 from sordino.synthesis.generators.nets import GeneratorShape
 from sordino.synthesis.slaug.generator import Kind, generator_shape
-from sordino.tasks.contrast import class_means, separation
+from sordino.tasks.losses import class_means, separation
 from sordino.types import D, Examples, Params, Received, S, Shard, Task, U
 
 CLASSES = "classes"  # learned by the generator, beside its weights

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino import keys
+from sordino.budget.client_budgets import SCHEDULES
 from sordino.budget.plan import Budget, draft
-from sordino.budget.schedules import SCHEDULES
 from sordino.errors import PrivacyError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums, class_sums

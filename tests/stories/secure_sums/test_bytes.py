@@ -20,8 +20,8 @@ from sordino.privacy.uplink.secure_stages import (
 )
 from sordino.runs.run import start
 from sordino.secagg.encrypted import Adder, Ciphertexts
+from sordino.secagg.mask_protocol import Aggregator
 from sordino.secagg.masked import Masks
-from sordino.secagg.secagg_server import Aggregator
 from tests.stories.secure_sums.sums import CLIENTS, TEST_KEY, Watched, made
 
 

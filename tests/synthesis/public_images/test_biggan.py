@@ -16,7 +16,7 @@ from torch import nn
 
 from sordino.data.dataset import ImageNeeds
 from sordino.errors import ConfigError, DataError
-from sordino.synthesis.public_images import SOURCES, biggan_network, model_files
+from sordino.synthesis.public_images import SOURCES, biggan, model_files
 from sordino.synthesis.public_images.biggan import noise
 
 SMALL = {
@@ -25,14 +25,12 @@ SMALL = {
 }  # fmt: skip
 
 
-def network(seed: int = 0) -> biggan_network.BigGanNetwork:
+def network(seed: int = 0) -> biggan.BigGanNetwork:
     """With random weights, moments and all."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = biggan_network.BigGanNetwork(
-            biggan_network.NetworkConfig(
-                **{k: v for k, v in SMALL.items() if k in biggan_network.NetworkConfig._fields}
-            )
+        made = biggan.BigGanNetwork(
+            biggan.NetworkConfig(**{k: v for k, v in SMALL.items() if k in biggan.NetworkConfig._fields})
         )  # type: ignore[arg-type]
         with torch.no_grad():
             for name, value in [*made.named_buffers(), *made.named_parameters()]:
@@ -43,7 +41,7 @@ def network(seed: int = 0) -> biggan_network.BigGanNetwork:
     return made.eval()
 
 
-def normed(made: biggan_network.BigGanNetwork) -> biggan_network.BigGanNetwork:
+def normed(made: biggan.BigGanNetwork) -> biggan.BigGanNetwork:
     """Spectral norms as torch has them: weights, and the vectors of their largest singular value, beside each other."""
     for module in list(made.generator.modules()):
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -54,12 +52,12 @@ def normed(made: biggan_network.BigGanNetwork) -> biggan_network.BigGanNetwork:
 
 
 @pytest.fixture
-def published() -> biggan_network.BigGanNetwork:
+def published() -> biggan.BigGanNetwork:
     return normed(network())
 
 
 @pytest.fixture
-def folder(published: biggan_network.BigGanNetwork, tmp_path: Path) -> Path:
+def folder(published: biggan.BigGanNetwork, tmp_path: Path) -> Path:
     return saved(published, tmp_path / "biggan-small")
 
 
@@ -70,12 +68,10 @@ def saved(made: nn.Module, place: Path) -> Path:
     return place
 
 
-def test_reading_works_the_spectral_norms_into_the_weights(
-    published: biggan_network.BigGanNetwork, folder: Path
-) -> None:
+def test_reading_works_the_spectral_norms_into_the_weights(published: biggan.BigGanNetwork, folder: Path) -> None:
     z, of = torch.randn(3, 8, generator=torch.Generator().manual_seed(2)), torch.tensor([3, 281, 999])
     with torch.no_grad():
-        expected, found = published(z, of, 0.4), biggan_network.load(folder)(z, of, 0.4)
+        expected, found = published(z, of, 0.4), biggan.load(folder)(z, of, 0.4)
         without = network()(z, of, 0.4)
     assert found.shape == (3, 3, 16, 16)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -83,7 +79,7 @@ def test_reading_works_the_spectral_norms_into_the_weights(
 
 
 def test_moments_lie_between_those_of_the_nearest_truncations() -> None:
-    norm = biggan_network.TruncatedNorm(2, biggan_network.NetworkConfig(), conditional=False)
+    norm = biggan.TruncatedNorm(2, biggan.NetworkConfig(), conditional=False)
     norm.running_means = torch.arange(51.0)[:, None].repeat(1, 2)
     x = torch.zeros(1, 2, 1, 1)
     for truncation in (0.02, 0.25, 0.401, 1.0):
@@ -122,7 +118,7 @@ def test_candidates_come_once_and_then_from_the_cache(
     assert made.manifest["model"].startswith("biggan-small@")
     assert "GAN" in made.manifest["label"]
     assert made.manifest["duplicates"] == 0
-    monkeypatch.setattr(biggan_network, "load", lambda _: pytest.fail("the network was loaded"))
+    monkeypatch.setattr(biggan, "load", lambda _: pytest.fail("the network was loaded"))
     again = SOURCES["biggan"](str(folder), batch=3, device="cpu").build(want)
     assert (again.manifest["made"], again.manifest["cached"]) == (0, 12)
     np.testing.assert_array_equal(made.x, again.x)

@@ -13,8 +13,7 @@ import pytest
 from sordino.data.dataset import Array, ImageNeeds
 from sordino.errors import ConfigError, DataError, RunError
 from sordino.synthesis.public_images import store
-from sordino.synthesis.public_images.drawing import REDRAWN, Drawn, draw_all
-from sordino.synthesis.public_images.store import gathered
+from sordino.synthesis.public_images.store import REDRAWN, Drawn, draw_all, gathered
 
 TEXTS = (tuple(f"cat {n}" for n in range(6)), tuple(f"dog {n}" for n in range(6)))
 DEPENDS = {"backend": "painter", "model": "m@1", "steps": 50, "guidance": 7.5, "size": 32}

@@ -19,7 +19,7 @@ from sordino.data import digits
 from sordino.data.dataset import Array, Candidates, CandidateSource, ImageNeeds, Split
 from sordino.errors import BackendUnavailable, ConfigError, DataError
 from sordino.synthesis.public_images import SOURCES
-from sordino.synthesis.public_images.embedded import digit
+from sordino.synthesis.public_images.existing import digit
 from sordino.synthesis.public_images.pixels import fit, shifted, to_bytes, to_float
 from sordino.synthesis.public_images.procedural import DIGITS, FIGURES, GROUND, look, of_class
 from sordino.synthesis.public_images.store import PROXY

@@ -24,7 +24,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.synthesis.slaug.training import Server, SlaugFL, Up, all_alike
-from sordino.tasks.contrast import separation
+from sordino.tasks.losses import separation
 from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params, Received, Terms
 from tests.laws.test_executors import CLOSE, apart
