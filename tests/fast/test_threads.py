@@ -15,7 +15,7 @@ from sordino import config, keys, tree
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.scaffold import Scaffold
-from sordino.fast.processor import Threads
+from sordino.fast.threads import Threads
 from sordino.runs.simulation import simulated
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
