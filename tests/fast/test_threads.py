@@ -49,7 +49,7 @@ class Drawing(Graph):
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are worth it however little there is to do."""
-    monkeypatch.setattr("sordino.fast.processor.HEAVY", 0)
+    monkeypatch.setattr("sordino.fast.threads.HEAVY", 0)
 
 
 def test_nobody_takes_the_network_while_clients_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
