@@ -17,8 +17,8 @@ from sordino.version import __version__
 if TYPE_CHECKING:
     from sordino.audits.gates import Audit
     from sordino.receipts.verify import Verdict
-    from sordino.results.attack_file import TrainedAudit
     from sordino.results.comparison import Comparison
+    from sordino.results.findings import TrainedAudit
     from sordino.results.one_run import Result
     from sordino.results.prediction import Predicted
     from sordino.runs.forecast import Compared

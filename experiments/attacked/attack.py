@@ -22,7 +22,7 @@ from sordino.attacks.attacked_run import AttackSettings
 from sordino.audits.gates import NOTHING, audit
 from sordino.errors import SordinoError
 from sordino.planning.planner import Planner
-from sordino.results.attack_file import AttackFinding
+from sordino.results.findings import AttackFinding
 from sordino.runs.simulation import settle, simulated
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from typing import Any
 from sordino import config
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.results.attack_file import AttackFinding
+from sordino.results.findings import AttackFinding
 from sordino.runs.simulation import settle
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from sordino.accounting.statement import Guarantee
 from sordino.audits.canary_replays import ScoredCanaries, placed, scores
 from sordino.audits.trained import WRONG, NoiseRead, judged, strongest
 from sordino.planning.planner import Planner
-from sordino.results.attack_file import ReplayedCanaries
+from sordino.results.findings import ReplayedCanaries
 from sordino.runs.simulation import Simulation, settle, simulated
 
 ONE_STEP = ["algorithm.local_steps=1", "algorithm.batch_size=full"]

@@ -20,7 +20,7 @@ from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import key_of_data
-from sordino.results.attack_file import UNPOISONED, UNSEEN, Assault
+from sordino.results.findings import UNPOISONED, UNSEEN, Assault
 from sordino.runs.simulation import settle, simulated
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sordino.accounting.claims import Adversary
-from sordino.results.attack_file import AttackFinding, Verdict
+from sordino.results.findings import AttackFinding, Verdict
 
 if TYPE_CHECKING:
     from sordino.attacks.attacked_run import AttackedRun

@@ -14,7 +14,7 @@ from sordino.cli.options import Json, Verbose, experiment_and_changes
 from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
-    from sordino.results.attack_file import Assault
+    from sordino.results.findings import Assault
 
 
 class Attacker(StrEnum):
@@ -94,7 +94,7 @@ def attack(
         )
     written = [] if folder is None else [write(found, folder)]
     if pictures is not None:
-        from sordino.results.attack_file import drawn
+        from sordino.results.findings import drawn
 
         written += drawn(found, pictures)
     if as_json:
@@ -120,7 +120,7 @@ def _listed(told: list[dict[str, str | bool]]) -> None:
 def _show(found: Assault) -> None:
     from rich.table import Table
 
-    from sordino.results.attack_file import figures, promised
+    from sordino.results.findings import figures, promised
 
     console = Screen(highlight=False)
     for heads in dict.fromkeys(one.heads for one in found.found):

@@ -21,7 +21,7 @@ from sordino.accounting.statement import Promised
 from sordino.attacks.attack import BLIND, Attack
 from sordino.attacks.attacked_run import AttackedRun, MemberView
 from sordino.audits.lower_bounds import upper
-from sordino.results.attack_file import AttackFinding, BesideGuess, Roc, Verdict
+from sordino.results.findings import AttackFinding, BesideGuess, Roc, Verdict
 from sordino.types import Examples, Params, Task
 
 ALARMS = (0.01, 0.001)  # shares of others that may be taken for members

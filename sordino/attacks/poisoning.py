@@ -16,7 +16,7 @@ from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.poisoned import MaliciousView, Manipulations
-from sordino.results.attack_file import AttackFinding, BesideGuess, Verdict
+from sordino.results.findings import AttackFinding, BesideGuess, Verdict
 from sordino.tree import Tree
 from sordino.types import Examples, Params
 

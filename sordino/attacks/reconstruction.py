@@ -25,7 +25,7 @@ from sordino import keys
 from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun, UpdateView, Victim
 from sordino.keys import Key
-from sordino.results.attack_file import AttackFinding, BesideGuess, PictureRow
+from sordino.results.findings import AttackFinding, BesideGuess, PictureRow
 from sordino.types import Params, Task
 
 Mismatch = Callable[[list[Tensor]], Tensor]  # of a gradient, tensor by tensor, from the observed one

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sordino.audits.gates import AttackedPromise, Audit
     from sordino.config import Experiment
-    from sordino.results.attack_file import TrainedAudit
+    from sordino.results.findings import TrainedAudit
 
 STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
 ENDS = {"VIOLATED": 4, "escaped": 2, "no power": 2}  # other verdicts are no failure
@@ -118,7 +118,7 @@ def _check_alone(trials: bool, system: bool, twin: bool) -> None:
 
 def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, seed: int, as_json: bool) -> None:
     from sordino.audits.trained import CANARIES, audit_trained
-    from sordino.results.attack_file import write
+    from sordino.results.findings import write
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         many = CANARIES if canaries is None else canaries
@@ -139,7 +139,7 @@ def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, 
 def _show_trained(found: TrainedAudit) -> None:
     from rich.table import Table
 
-    from sordino.results.attack_file import COLUMNS
+    from sordino.results.findings import COLUMNS
 
     console = Screen(highlight=False)
     if not found.promises:

@@ -39,7 +39,7 @@ from sordino.privacy.noise.randomised_response import composed_delta
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.responses import Responses
 from sordino.receipts.private import key_of_data
-from sordino.results.attack_file import AuditedPromise, AuditPower, ReplayedCanaries, TrainedAudit, TrainedVerdict
+from sordino.results.findings import AuditedPromise, AuditPower, ReplayedCanaries, TrainedAudit, TrainedVerdict
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.types import Neighbours
 

@@ -24,7 +24,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, some_of, spending
 from sordino.receipts.run_files import Environment, ReceiptBudget, Spending
 from sordino.results import preparation_facts as preparation
-from sordino.results.attack_file import Assault, TrainedAudit, read_attacks, read_audit
+from sordino.results.findings import Assault, TrainedAudit, read_attacks, read_audit
 from sordino.results.one_run import Curve, Points, curve, stops
 from sordino.results.preparation_facts import Preparation
 from sordino.runs.population import Population

@@ -14,7 +14,7 @@ from sordino.accounting.words import WHO
 from sordino.metrics.preparation_cost import Cost, Target, TargetReached
 from sordino.metrics.rows import bytes_text
 from sordino.report.charts import Axis, Line, LinePoint, Lines, bars, lines, number, percent
-from sordino.results.attack_file import (
+from sordino.results.findings import (
     COLUMNS,
     Assault,
     AttackFinding,

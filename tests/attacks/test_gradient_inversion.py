@@ -27,7 +27,7 @@ from sordino.attacks.methods.gradient_inversion import (
 )
 from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, gradient, label_counts, labels_of, likeness
 from sordino.audits.noise_sources import Silent
-from sordino.results.attack_file import Assault
+from sordino.results.findings import Assault
 from sordino.tasks.nets import NETS, mlp
 from sordino.tasks.supervised import Classification
 from sordino.types import NoiseSource, Params

@@ -17,7 +17,7 @@ from sordino.attacks.member_inference import MemberScores, roc, with_verdict
 from sordino.attacks.methods.label_shares import overlap
 from sordino.attacks.methods.members import above
 from sordino.data.row_source import RowSource, SourceRows
-from sordino.results.attack_file import AttackFinding
+from sordino.results.findings import AttackFinding
 
 BLANK = AttackFinding(attack="a", what="", sees="public", verdict="not tried", why="")
 HELD = Promised(

@@ -15,7 +15,7 @@ from sordino.attacks.methods.malicious_clients import Backdoor, ModelReplacement
 from sordino.attacks.poisoned import MaliciousView, Manipulations
 from sordino.attacks.poisoning import accuracy, harm
 from sordino.errors import ConfigError
-from sordino.results.attack_file import UNPOISONED, BesideGuess
+from sordino.results.findings import UNPOISONED, BesideGuess
 from sordino.runs.simulation import simulated
 from sordino.tree import Tree
 from sordino.types import Examples, Params

@@ -9,7 +9,7 @@ from sordino import config
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import UpdateView
 from sordino.attacks.methods.brightness import Brightness
-from sordino.results.attack_file import AttackFinding
+from sordino.results.findings import AttackFinding
 
 DIGITS = {
     "rounds": 2,

@@ -25,7 +25,7 @@ from sordino.privacy.noise.randomised_response import composed_delta
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.uplink.stages import Noise
-from sordino.results.attack_file import AuditedPromise, TrainedAudit
+from sordino.results.findings import AuditedPromise, TrainedAudit
 from sordino.runs.simulation import Simulation, settle, simulated
 from tests.audit.test_trained import promise
 

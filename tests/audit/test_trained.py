@@ -38,7 +38,7 @@ from sordino.audits.trained import (
 from sordino.errors import SordinoError
 from sordino.planning.planner import Planner
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.results.attack_file import TrainedAudit
+from sordino.results.findings import TrainedAudit
 from sordino.runs.run import start
 from sordino.runs.simulation import settle, simulated
 from tests.helpers.command_line import spoken

@@ -20,7 +20,7 @@ from sordino.audits import replay
 from sordino.errors import RunError
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
-from sordino.results.attack_file import PictureRow, pixels, read_attacks, read_audit, sheet
+from sordino.results.findings import PictureRow, pixels, read_attacks, read_audit, sheet
 from tests.helpers.command_line import Said
 
 SETTINGS = {

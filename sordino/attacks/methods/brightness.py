@@ -20,7 +20,7 @@ from sordino.attacks.attacked_run import AttackedRun, UpdateView
 from sordino.attacks.member_inference import MemberScores, by_area
 from sordino.attacks.reconstruction import NOTHING, gradient
 from sordino.keys import Key
-from sordino.results.attack_file import AttackFinding
+from sordino.results.findings import AttackFinding
 
 UPLOADS = 100  # uploads that are scored, at least
 REPLAYS = 20  # replays, at most

@@ -22,7 +22,7 @@ from sordino.attacks.reconstruction import gradient
 from sordino.audits.lower_bounds import Outputs, tuned
 from sordino.audits.replay import RecordedRound, Rounds
 from sordino.privacy.readers.beside_public import taken
-from sordino.results.attack_file import AttackFinding, BesideGuess
+from sordino.results.findings import AttackFinding, BesideGuess
 from sordino.types import Examples, Params
 
 WRONG = 1e-4  # probability that this refutes a true guarantee

@@ -16,7 +16,7 @@ from torch import Tensor
 from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.reconstruction import NOTHING, label_counts
-from sordino.results.attack_file import AttackFinding, BesideGuess
+from sordino.results.findings import AttackFinding, BesideGuess
 
 MARGIN = 0.05  # of the overlap above a guess, at least
 DEVIATIONS = 3  # standard deviations of the guess, where few labels are found by luck

@@ -15,7 +15,7 @@ from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.poisoned import MaliciousView
 from sordino.attacks.poisoning import NO_SINGLE, OFTEN, Poisoning, accuracy, boosted, harm
 from sordino.privacy.readers.beside_public import taken
-from sordino.results.attack_file import BesideGuess, Verdict
+from sordino.results.findings import BesideGuess, Verdict
 from sordino.tree import Tree
 from sordino.types import Examples, Params
 

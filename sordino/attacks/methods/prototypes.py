@@ -18,7 +18,7 @@ from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, MeanView
 from sordino.attacks.reconstruction import MOST, Likeness, compared, psnr, ssim
 from sordino.keys import Key
-from sordino.results.attack_file import AttackFinding
+from sordino.results.findings import AttackFinding
 
 NO_MEANS = "no client of this run sends means of its features"
 

@@ -1,5 +1,6 @@
-"""audit.json and attack.json: findings of an audit of a trained run, and of attacks on one, with figures, images as
-bytes, and the guarantees they are compared with. Reading them needs no tensor."""
+"""Findings of an audit of a trained run (audit.json) and of attacks on a run (attack.json), with figures, images as
+bytes, and the guarantees they are compared with. Reading them needs no tensor.
+"""
 
 from __future__ import annotations
 
