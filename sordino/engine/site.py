@@ -387,7 +387,8 @@ class RoundHere:
 
     @property
     def keeps(self) -> bool:
-        """True where the algorithm or the uplink reads single uploads, so that uploads may be kept after the round."""
+        """True where the algorithm or the uplink needs each upload by itself, so that uploads may be kept after the
+        round."""
         return self._site.algorithm.reads_each or self._uplink.reads_each
 
     @cached_property

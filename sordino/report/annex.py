@@ -31,7 +31,7 @@ BY_HAND = "write it to a file ending in .html, open that in any browser, and pri
 
 
 def page(found: Evidence) -> str:
-    """The whole page."""
+    """The privacy annex of a run, as HTML."""
     title = f"Privacy annex: {found.experiment.name}"
     policy = tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'")
     made_on = found.environment.started[:10] or "an unknown date"

@@ -122,7 +122,7 @@ class Population:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Training examples of each client."""
+        """Number of training examples of each client."""
         return self.shares[0].sizes
 
     @property

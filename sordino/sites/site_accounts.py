@@ -87,7 +87,7 @@ class SiteAccounts:
         shares_scores: bool = False,
         moved: bool = False,
     ) -> None:
-        """`dataset`: digest of this site's data, for which its ledger is founded. `shares_scores`: this site answers
+        """`dataset`: digest of this site's data, for which its ledger was created. `shares_scores`: this site answers
         requests for scores. `moved`: this folder has taken the place of the one that joined.
         """
         self.lost: Collection[str] = ()  # rounds that an older copy had forgotten

@@ -104,7 +104,7 @@ Keep = Callable[[Sequence[bytes]], None]  # makes durable that these bodies leav
 
 
 class Operation(NamedTuple):
-    """Work that one message asks for."""
+    """Work that one message of the server asks a site to do, once; the same message again gets the stored answer."""
 
     stage: int
     command: Command
@@ -158,7 +158,7 @@ class RequestPolicy:
         return None
 
     def secure(self, stage: int) -> SecureStage | None:
-        """Secure sum of this phase; None where the server reads single uploads."""
+        """Secure sum of this phase; None where the server reads each upload by itself."""
         return None
 
     def key(self, stage: int) -> PublicKey:

@@ -168,7 +168,7 @@ class Sites(Executor):
         return True
 
     def _among(self, terms: Mapping[int, Terms]) -> int:
-        """Number of clients that begin a round of a secure sum; 0 where the server reads single uploads."""
+        """Number of clients that begin a round of a secure sum; 0 where the server reads each upload by itself."""
         return 0
 
     def _refused(self, peer: str, error: SordinoError) -> None:

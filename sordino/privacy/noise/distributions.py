@@ -159,7 +159,7 @@ class NoiseLaw(ABC):
         """
 
     def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
-        """The values with noise."""
+        """The values with noise of this scale added."""
         return source.noisy(self, values, scale)
 
     @property

@@ -138,7 +138,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Folder:
-    """Images of a folder."""
+    """Candidates (public images) read from a folder."""
 
     path: str
     label: ClassVar[str] = "candidates from a folder - where they come from is not known here"
