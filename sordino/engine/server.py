@@ -212,7 +212,7 @@ class Inbox:
     config: str
     secure_sum: SecureSum | None = None  # adds uploads that are never read alone
     called: Callable[[int], str] = str  # the name of a client, or its number
-    signed: bool = False  # True where uploads come in letters whose signed digests were compared
+    signed: bool = False  # True where uploads come in messages whose signed digests were compared
     remarks: list[str] = field(default_factory=list)  # what the user should know of answers that could not be used
 
     def header(self, t: int, sender: int) -> wire.Header:
