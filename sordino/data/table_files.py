@@ -241,7 +241,7 @@ def _read_one(
             dialect = written.dialect(file, _first_line(file))
             _check_encoding(file, dialect)
             table = _read_text(file, dialect, as_text)
-        names = table.column_names  # which may hold bytes that are no letters
+        names = table.column_names  # which may hold bytes that the encoding does not know
     except (pa.ArrowException, OSError, EOFError, UnicodeError) as error:
         told = "" if dialect is None else f" It was read with {dialect}."
         raise DataError(

@@ -1,7 +1,7 @@
 """The privacy annex: one page for a data protection assessment, as HTML or printed to a PDF.
 
 It states who is protected, from whom, how far, on which assumptions, and what was checked. No script, no network,
-nothing to unfold. An installed browser prints the PDF: no part of this library draws letters."""
+nothing to unfold. An installed browser prints the PDF: no part of this library typesets text."""
 
 from __future__ import annotations
 
