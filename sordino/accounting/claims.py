@@ -90,7 +90,7 @@ def _private(event: Event) -> bool:
 
 
 class Claim(Subject):
-    """Guarantee of one release: its cost as an event, the status of the proof, and its assumptions."""
+    """Privacy guarantee of one release: its cost as an event, the status of the proof, and its assumptions."""
 
     event: Written
     status: Status

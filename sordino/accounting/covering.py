@@ -162,7 +162,7 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
 
 @lru_cache(maxsize=4096)
 def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> float:
-    """The epsilon of `bounded` alone; for a single part computed faster."""
+    """Epsilon of all parts together, without the bound by each accountant: for a single part this is faster."""
     if len(parts) == 1 and parts[0].steps == 1:
         return best(parts[0].event, delta, parts[0].neighbours).epsilon
     return bounded(parts, delta, neighbours).epsilon

@@ -137,7 +137,7 @@ HIDDEN = "what a client answers beside its arrays is dropped; that it answers, a
 
 
 class UplinkTerms(NamedTuple):
-    """Guarantee of an uplink: its budget, and the numbers from which its noise follows."""
+    """Privacy guarantee of an uplink: its budget, and the numbers from which its noise follows."""
 
     epsilon: float
     delta: float

@@ -75,7 +75,7 @@ class UpdateView(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """One attacked client: the attacker's view, the same view without protection, and the truth for the judge."""
+    """One attacked client: the attacker's view, the same view without protection, and the true images."""
 
     client: int
     view: UpdateView
@@ -161,12 +161,12 @@ class AttackedRun:
 
     @cached_property
     def promises(self) -> tuple[Promised, ...]:
-        """Guarantees of the whole run, from its plan."""
+        """Privacy guarantees of the whole run, computed from its plan."""
         return tuple(map(Promised.of, Planner(self.setup).guarantees))
 
     @cached_property
     def of_round(self) -> tuple[Promised, ...]:
-        """Guarantees of the attacked round by itself."""
+        """Privacy guarantees of the attacked round alone."""
         delta = self.setup.experiment.privacy.delta
         return tuple(map(Promised.of, statement([self.seen.note], len(self.setup.public.sizes), delta)))
 

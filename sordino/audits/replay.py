@@ -133,11 +133,11 @@ class Rounds(ABC):
 
     @abstractmethod
     def round(self) -> RecordedRound:
-        """Replays the next round."""
+        """Computes the next round again, with the messages that it sends."""
 
     @abstractmethod
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
-        """Rows of the clients, changed by `change`."""
+        """Rows of each client, changed by `change` where it is given."""
 
     def model(self) -> Params:
         return next(iter(self.algorithm.models(self.server).values()), {})
@@ -156,7 +156,7 @@ class Rounds(ABC):
 
     @property
     def end(self) -> PhaseStart:
-        """State from which the next phase starts."""
+        """State at the end of this phase, from which the next one starts."""
         phase = self.algorithm
         assert isinstance(phase, Phase)
         return PhaseStart(phase.result(self.server), self.site.states.trees())
@@ -183,7 +183,7 @@ class Rounds(ABC):
 
 
 class Replay(Rounds):
-    """Rounds with the run's own reader, uplink and ledger."""
+    """A run's rounds repeated with its own noise, clip and ledger, to get the messages that an attacker saw."""
 
     def __init__(
         self,

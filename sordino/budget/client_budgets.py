@@ -187,7 +187,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Equal shares."""
+    """Equal shares of the budget for all participations."""
 
     def shares(self, participations: int, total: float = 1.0) -> Shares:
         return _normalised(np.ones(_count(participations)))
@@ -195,7 +195,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LinearFront:
-    """Shares 2(T-j+1) / (T(T+1)), the largest at the start."""
+    """Shares 2(T-j+1) / (T(T+1)) of the budget for participation j of T, the largest at the start."""
 
     def shares(self, participations: int, total: float = 1.0) -> Shares:
         return _normalised(np.arange(_count(participations), 0.0, -1.0))
@@ -203,7 +203,7 @@ class LinearFront:
 
 @dataclass(frozen=True)
 class LinearBack:
-    """Shares 2j / (T(T+1)), the largest at the end."""
+    """Shares 2j / (T(T+1)) of the budget for participation j of T, the largest at the end."""
 
     def shares(self, participations: int, total: float = 1.0) -> Shares:
         return _normalised(np.arange(1.0, _count(participations) + 1))

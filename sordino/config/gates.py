@@ -67,8 +67,8 @@ def cells(
     rate: float = 0.2,
     multiplier: float | None = None,
 ) -> CellGradient:
-    """Clipped and noised gradients of episodes; the protected unit is a cell, a fixed group of a client's examples (an
-    example where `sampling = "fresh"`).
+    """Clipped and noised gradients of episodes, for losses over two sets of examples (support and query). It protects a
+    cell, a fixed group of a client's examples; with `sampling = "fresh"`, cells drawn anew in each step, one example.
     """
     return CellGradient(clip, cells, sampling, rate, multiplier=multiplier)
 

@@ -247,7 +247,7 @@ def unknown_values(
 
 
 class Owners(NamedTuple):
-    """Owner of each row: the client, or the file, that it belongs to."""
+    """The client, or the file, to which each row of a table belongs."""
 
     codes: Array
     names: tuple[str, ...]
@@ -258,7 +258,7 @@ class Owners(NamedTuple):
         return np.bincount(self.codes, minlength=len(self.names))
 
     def counts(self, found: Unknown) -> Array:
-        """Number of unknown values of each owner."""
+        """Number of values, among those not allowed by the schema, in the rows of each client or file."""
         return np.bincount(self.codes[found.where], minlength=len(self.names))
 
 

@@ -108,7 +108,7 @@ def _several(found: Columns, key: str | None, schema: TableSchema | None) -> tup
 
 
 def _owners(rows: TableRows, found: Columns) -> Owners:
-    """Owners of the rows: clients, or files if there is a single client."""
+    """Clients to which rows belong; files, if there is a single client."""
     if found.group is not None:
         return Owners(found.group, found.groups, found.groups_declared)
     return Owners(np.zeros(len(found.kept), np.int64), (rows.files[0].path.name,), True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Shards(Mapping[int, Examples]):
-    """Examples of each client, copied on access from the data set in memory, or drawn."""
+    """Examples of each client, made on access: copied from the data set in memory, or drawn anew (`DrawnRows`)."""
 
     def __init__(self, train: Split, rows: Sequence[Any], which: range) -> None:
         self._drawn = isinstance(train.x, DrawnRows)

@@ -236,7 +236,7 @@ class Span(Lazy):
         return products.across(self.c, self.rows.x[self.index])
 
     def coefficients(self, factor: float) -> Tensor:
-        """Coefficients of all rows, times `factor`; 0 for rows outside the index."""
+        """Coefficient of every row x of the client in factor * c^T x; 0 for rows that `index` leaves out."""
         if self.index is EVERY:
             return self.c * factor
         if isinstance(self.index, slice):
@@ -246,7 +246,7 @@ class Span(Lazy):
         return none.index_add(0, self.index, self.c, alpha=factor)
 
     def on(self, c: Tensor, factor: float) -> Tensor:
-        """The coefficients c + factor * self, in the memory of c."""
+        """The sum of the coefficients `c` of all rows and `factor` times these, in the memory of `c`."""
         if isinstance(self.index, slice):
             c[self.index].add_(self.c, alpha=factor)
             return c

@@ -186,7 +186,7 @@ class PlannedPhase:
 
     @cached_property
     def coordinates(self) -> int:
-        """Numbers in one upload, before compression."""
+        """Length of one upload as a vector, before compression."""
         return self._coordinates(self.algorithm)
 
     @property
@@ -195,7 +195,7 @@ class PlannedPhase:
         return self.coordinates
 
     def _coordinates(self, algorithm: AnyAlgorithm) -> int:
-        """Numbers in one upload as agreed: the model may be a user's own, and not available."""
+        """Length of one upload as a vector, from the agreement: a user's own model may not be available."""
         assert self.whole.agreed is not None
         if self.phase not in self.whole.agreed:
             raise damaged(Path(FILE), f"it has no number of coordinates for the phase {self.phase!r}", PUT_BACK)

@@ -150,7 +150,7 @@ def _sealed(folder: Path, made: Receipt, federation: Accounts) -> Receipt:
 
 
 def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
-    """Guarantees of each phase, given the releases before it; they show which phase makes an epsilon infinite."""
+    """Privacy guarantees of each phase, given earlier releases; they show which phase makes an epsilon infinite."""
     notes: dict[str, list[str]] = {mine.phase: [] for mine in (*setup.preparation, setup)}
     for entry in federation.entries():
         notes[Op.of(entry.op).phase].append(entry.note)

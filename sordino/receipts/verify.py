@@ -144,8 +144,8 @@ def _below(a: float | str, b: float | str) -> bool:
 
 
 def _as_far_as_stated(name: str, value: Any, told: Json) -> Any:
-    """The value computed from the ledger, reduced to what the receipt states: it may lack the numerically integrated
-    limits beside an exact epsilon."""
+    """The value computed from the ledger, without the numerical lower and upper limit of an exact epsilon where the
+    receipt does not state them."""
     stated = told.get(name)
     if name != "accountants" or not isinstance(stated, dict) or EXACT not in stated:
         return value

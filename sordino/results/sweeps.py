@@ -96,8 +96,8 @@ class Notes(NamedTuple):
 
 
 def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
-    """Guarantees of all configurations' ledgers together, for the seed with the largest privacy loss. `seeds` holds,
-    for each seed, one ledger per configuration.
+    """Privacy guarantees of all configurations' ledgers together, for the seed with the largest privacy loss. `seeds`
+    holds, for each seed, one ledger per configuration.
 
     Within a seed every client holds the same examples, so its releases compose exactly. Between seeds the examples are
     dealt anew; at delta / n, the epsilons of n seeds add up to one at delta, whichever client held them.
@@ -114,8 +114,8 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
 
 
 def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guarantee]:
-    """Guarantees of all configurations together, against those adversaries for whom all configurations make claims
-    about the same units and neighbours; other claims would first have to be converted by group privacy."""
+    """Privacy guarantees of all configurations together, against those adversaries for whom all configurations make
+    claims about the same units and neighbours; other claims would first have to be converted by group privacy."""
     spoken = [keys for notes in configurations if (keys := _claimed_subjects(notes))]
     population = max(notes.population for notes in configurations)
     # what one run draws once another draws anew

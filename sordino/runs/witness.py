@@ -74,8 +74,8 @@ def _drew(ledger: Ledger, op: str) -> bool:
 
 @dataclass
 class Witness:
-    """Record, outside the run's folder, of the ledger operations whose releases have left: of one run, or of all runs
-    on a shared ledger.
+    """Record, outside the run's folder, of all releases of a run (or of all runs on a shared ledger), so that an older
+    copy of the ledger, put back, is noticed and does not spend the same budget twice.
     """
 
     folder: Path  # of the run

@@ -189,8 +189,8 @@ IGNORE: Final = "ignore it; without a message that counts, the client has droppe
 
 
 class Aggregator:
-    """The server in one round: a running sum under masks, public keys, sealed shares that it cannot open and passes on,
-    and at the end the shares that open the sum.
+    """The server in one round: a running sum under masks, public keys, encrypted shares that it cannot decrypt and
+    passes on, and at the end the shares that unmask the sum.
 
     A refused message changes nothing, and its sender may count as dropped out; too few clients end the round.
     """

@@ -1,12 +1,12 @@
-"""Paillier's cryptosystem: with the public key ciphertexts can be added, only the secret key opens the sum (Paillier,
-EUROCRYPT 1999).
+"""Paillier's cryptosystem: with the public key ciphertexts can be added, only the secret key decrypts the sum
+(Paillier, EUROCRYPT 1999).
 
 c = (1 + m n) rho mod n^2, where the blinding rho is h^(n alpha) for a short random alpha (Damgard, Jurik and Nielsen,
 IJIS 2010), by a table of powers. The secret key computes the same number modulo p^2 and q^2, at 0.6 of the cost.
 
 Assumptions: decisional composite residuosity, and that short exponents of h^n cannot be told from full ones; h follows
 from n by a hash, so that the id of a key stands for all of it. Ciphertexts are malleable and prove nothing about their
-sender. Not constant in time: open sums where nobody times you closely.
+sender. Not constant in time: decrypt sums where nobody times you closely.
 """
 
 from __future__ import annotations

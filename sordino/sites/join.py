@@ -113,7 +113,7 @@ class Proposed:
 
     @cached_property
     def guarantees(self) -> list[Guarantee]:
-        """Guarantees for this client over the whole run, as its own ledger will state them."""
+        """Privacy guarantees for this client over the whole run, as its own ledger will state them."""
         whole = self.whole
         rows = Planner(whole.phases[-1], (self.client,)).guarantees
         return beside_scores(rows, self.experiment.privacy.delta) if self.options.shares_scores else rows

@@ -120,7 +120,7 @@ class RemoteSites(Sites):
         return peer in self.accepted and self.accepted[peer].scores
 
     def _refused(self, peer: str, error: SordinoError) -> None:
-        """Note the reason of a refusal; the site counts as absent."""
+        """Log why a site refused a message; the site counts as absent from the round."""
         if error.code != BEGIN_FIRST:
             self.note(RunEvent(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
 

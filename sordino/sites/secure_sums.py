@@ -1,14 +1,14 @@
 """Secure sums between sites: which of them are possible there, and the server's half of each.
 
-Masked: the server collects the clients' messages of each step, passes on shares that it cannot open, and opens the sum
-of the clients that stayed. A client that is silent at a step has dropped out. Each client binds its keys to the digest
-of the broadcast that this site received, and to the whole list of members, so clients that were sent other models or
-other lists cannot even read each other. `secagg.masked` describes the protocol and its guarantees, and against which
+Masked: the server collects the clients' messages of each step, passes on shares that it cannot decrypt, and unmasks
+the sum of the clients that stayed. A client that is silent at a step has dropped out. Each client binds its keys to the
+digest of the broadcast that this site received, and to the whole list of members, so clients that were sent other
+models or other lists cannot even read each other. `secagg.masked` describes the protocol and its guarantees, and against which
 server they hold.
 
-Encrypted: the server adds ciphertexts, and asks the key holder, a peer of its own, to open one sum a round. It passes
+Encrypted: the server adds ciphertexts, and asks the key holder, a peer of its own, to decrypt one sum a round. It passes
 the holder's public key on to the sites, which have its digest from the holder itself. Noise of the server goes into the
-sum as a ciphertext, before the holder opens it.
+sum as a ciphertext, before the holder decrypts it.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ INTEGERS = np.dtype("<i8")  # of an opened sum
 
 
 def held(whole: Whole, stage: int) -> Encrypted | None:
-    """The encrypted sum of a phase that a key holder opens; None where the phase has none."""
+    """The encrypted sum of this phase, if a separate key holder decrypts it; otherwise None."""
     secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
     return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
 

@@ -174,7 +174,7 @@ class PoissonLoss(WrittenLoss):
         return self.rate(outputs.to(target.dtype)) - target
 
     def rate(self, output: Tensor) -> Tensor:
-        """The expected count."""
+        """The expected count that an output stands for: its exponential, up to a limit."""
         return output.clamp_max(self._bend).exp()
 
 

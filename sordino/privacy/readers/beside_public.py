@@ -32,7 +32,9 @@ class BesidePublic:
     _draws: Tensor = field(repr=False)  # one key for each row of both
 
     def joint(self, loss: EpisodeLoss, params: Params) -> Params:
-        """The gradient of one loss of (params, private rows, public rows, keys)."""
+        """Unprotected gradient of a loss that compares private rows with public ones: loss(params, private rows, public
+        rows, keys). Refused under a reader with noise.
+        """
         if self._raw is None:
             raise PrivacyError(
                 "a loss that joins sealed and public examples",

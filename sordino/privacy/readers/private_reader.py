@@ -1,5 +1,6 @@
-"""Private readers: noise calibration, privacy claims and the count of paid reads, which all of them share; and the
-guarded shard, which refuses every kind of read that its reader's guarantee does not cover.
+"""Private readers, which alone compute on a client's examples, and add noise: what all of them share (calibration,
+privacy claims, no more reads than the budget was charged for), and `GuardedShard`, which refuses every kind of read
+that the guarantee does not cover.
 
 An answer about an example may depend on that example alone: `check_apart` refuses networks that are known to mix
 examples, and `alone` calls a function on each example by itself, so that no user's program has to be trusted with
@@ -54,7 +55,7 @@ class NoisyReader(Reader):
     @property
     @abstractmethod
     def mechanism(self) -> NoiseLaw:
-        """The law of the reader's noise."""
+        """The probability distribution of the noise."""
 
     @property
     @abstractmethod

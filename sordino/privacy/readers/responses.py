@@ -1,5 +1,5 @@
-"""Local privacy for images: every value is randomised once, before training sees it. Sun, Ding and Cheng, Computer
-Science (China) 51(6A), 2024.
+"""Randomised response, local privacy for images: every value is randomised once, before training sees it. Sun, Ding and
+Cheng, Computer Science (China) 51(6A), 2024.
 
 Guarantees: whatever is done with the answers, the probabilities of a result under two images that differ in one value
 differ by a factor of at most e^epsilon, and under any two images by that factor for every value in which they differ:
@@ -31,7 +31,7 @@ GIVEN = "the label is given, and how many images a client holds is public"
 
 @dataclass(frozen=True)
 class Responses(Open):
-    """A reader that randomises every value of an image before training sees it."""
+    """Reader with local privacy: randomised response on every value of an image, before training sees it."""
 
     epsilon: float = 5.0
     of: Literal["value", "image"] = "value"
@@ -109,7 +109,7 @@ class Responses(Open):
         return Once(f"responses of {what}", event) if self.redraw == "run" else event
 
     def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
-        """Random answers in place of the images, and in place of the labels where `label_epsilon` is set."""
+        """Images after randomised response on each value; labels, too, where `label_epsilon` is set."""
         x, (h, w) = examples.x, examples.x.shape[1:3]
         index = rr.levels(x, self.levels, self.rounding) if self.side is None else self._small(x)
         answers = rr.values(rr.respond(index, self.each, self.levels, source.child("values")), self.levels, 0.0, 255.0)

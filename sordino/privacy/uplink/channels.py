@@ -36,7 +36,7 @@ class SumAtSites(ABC):
 
     @abstractmethod
     def open(self, noise: Ints | None) -> Opened:
-        """Runs the protocol to its end and opens the sum; `noise`: integers that the server adds before."""
+        """Ends the protocol and returns the sum in clear; `noise`: integers that the server adds before."""
 
 
 Step = Literal["round", "roster", "inbox", "request"]
@@ -116,7 +116,7 @@ class PublicKey(Protocol):
 
 
 class SecretKey(Protocol):
-    """Secret half of a key, which opens sums."""
+    """Secret half of an encryption key, which decrypts sums."""
 
     @property
     def public(self) -> PublicKey: ...

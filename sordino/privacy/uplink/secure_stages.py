@@ -1,12 +1,12 @@
 """Secure sums, the last stage of an uplink: uploads are added up without anybody being able to read one of them.
 
     Encrypted     Paillier (EUROCRYPT 1999), BFV (Fan and Vercauteren 2012) or CKKS (Cheon et al., ASIACRYPT 2017): the
-                  server adds ciphertexts, a key holder opens the sum
-    Aggregated    masks that cancel in the sum (Bonawitz et al., CCS 2017): the server opens the sum of those who
+                  server adds ciphertexts, a key holder decrypts the sum
+    Aggregated    masks that cancel in the sum (Bonawitz et al., CCS 2017): the server unmasks the sum of those who
                   stayed, and nothing else
 
 They carry integers (`Quantise`) and change no bit of their sum. They protect single uploads from the server, by
-computational assumptions, and give no differential privacy for the opened sum. `NoiseShare` does: every client adds a
+computational assumptions, and give no differential privacy for the sum itself. `NoiseShare` does: every client adds a
 share of one noise, and the shares of the clients that must stay suffice.
 """
 
@@ -102,7 +102,7 @@ class SecureStage(Stage, ABC):
 
 @dataclass(frozen=True)
 class Encrypted(SecureStage):
-    """Sums of encrypted uploads. keys: `shared` by all clients, or with an `authority` that opens sums for the server.
+    """Sums of encrypted uploads. keys: `shared` by all clients, or held by an `authority` that decrypts for the server.
     mode: `probe` encrypts one client's upload in a round and adds the others' integers in clear, to measure the cost of
     encryption; it hides nothing.
     """
@@ -200,7 +200,7 @@ class NoiseShare(Noise):
     """One discrete Gaussian noise, added in shares by the clients before a secure sum (Kairouz, Liu and Steinke, ICML
     2021): each share has 1/survivors of the variance.
 
-    Guarantees: an opened sum has at least the noise of the multiplier in it, if at least `survivors` honest clients
+    Guarantees: a decrypted sum has at least the noise of the multiplier in it, if at least `survivors` honest clients
     stay, which secure aggregation sees to. Proof: the variances of independent parts add up; a sum of discrete
     Gaussians of at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi divergence is
     that of the continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve of epsilon and delta is not that
