@@ -3,12 +3,12 @@
 Masked: the server collects the clients' messages of each step, passes on shares that it cannot decrypt, and unmasks
 the sum of the clients that stayed. A client that is silent at a step has dropped out. Each client binds its keys to the
 digest of the broadcast that this site received, and to the whole list of members, so clients that were sent other
-models or other lists cannot even read each other. `secagg.masked` describes the protocol and its guarantees, and against which
-server they hold.
+models or other lists cannot even read each other. `secagg.masked` describes the protocol and its guarantees, and
+against which server they hold.
 
-Encrypted: the server adds ciphertexts, and asks the key holder, a peer of its own, to decrypt one sum a round. It passes
-the holder's public key on to the sites, which have its digest from the holder itself. Noise of the server goes into the
-sum as a ciphertext, before the holder decrypts it.
+Encrypted: the server adds ciphertexts, and asks the key holder, a peer of its own, to decrypt one sum a round. It
+passes the holder's public key on to the sites, which have its digest from the holder itself. Noise of the server goes
+into the sum as a ciphertext, before the holder decrypts it.
 """
 
 from __future__ import annotations
