@@ -28,7 +28,7 @@ NOISE = {"gaussian": "noise_multiplier", "discrete_gaussian": "noise_multiplier"
 FIELDS = {"response": "epsilon levels", "poisson": "rate event", "repeat": "event count", "once": "name event"}
 FIELDS |= NOISE | {"together": "events", "non_private": "reason", "nothing": ""}  # of each kind of event
 BARE, NO_NOISE = ("bare", 1), ("no noise", 1)  # draws that protect nobody
-WIDEST, MANY, DEEPEST, MOST_DRAWS = 700.0, 10**6, 40, 500
+WIDEST, MANY, ROUNDING, DEEPEST, MOST_DRAWS = 700.0, 10**6, 2.0**-50, 40, 500
 
 Claim = namedtuple("Claim", "unit change adversary status draws because drift")
 Cost = namedtuple("Cost", "parts draws status because drift releases")  # a part: unit, change, steps, counted draws
@@ -186,12 +186,15 @@ def span_and_size(draw):
 def loss_epsilon(found, delta, pure):
     """Epsilon by the privacy loss distribution; None where the page defines none."""
     sizes, mixed = [span_and_size(draw) for draw in found], len({draw[0] == "response" for draw in found}) > 1
-    if delta == 0 or None in sizes or mixed or found.total() > MANY or max(sizes)[0] > WIDEST:
+    lost, many = ROUNDING * found.total(), found.total() > MANY
+    if lost >= delta / 2 or None in sizes or mixed or many or max(sizes)[0] > WIDEST:
         return None
     rough = [epsilon for epsilon in (pure, renyi_epsilon(found, delta, FEW_ORDERS)) if epsilon is not None]
     widest = max(max(sizes)[0], min(rough, default=0.0))
     step = max(min(widest / 5e4, min(size for _, size in sizes) / 10), widest / 3e5) * max(1.0, len(sizes) / 10)
-    return max(0.0, float(losses(frozenset(found.items()), 2.0 ** round(math.log2(step))).get_epsilon_for_delta(delta)))
+    return max(
+        0.0, float(losses(frozenset(found.items()), 2.0 ** round(math.log2(step))).get_epsilon_for_delta(delta - lost))
+    )
 
 
 @lru_cache(maxsize=16)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from sordino.accounting.accountants import MANY, epsilon_by
+from sordino.accounting.accountants import composed_at, epsilon_by
 from sordino.accounting.calibrate import classic_multiplier, sampled_multiplier
 from sordino.accounting.currency import APPROX, PURE, ZCDP, Currency, rdp
 from sordino.accounting.events import DiscreteGaussian, Gaussian, Poisson, Repeat, Together
@@ -182,10 +182,6 @@ class Counted:
     place: int = 0  # of this phase among them
 
     @property
-    def accountant(self) -> str:
-        return accountant(sum(self.releases))
-
-    @property
     def currency(self) -> Currency:
         several = (f"release, part {i + 1}" for i in range(len(self.releases)))
         return Currency(f"plan {self.name}", ("release",) if len(self.releases) == 1 else tuple(several), "all")
@@ -251,13 +247,13 @@ def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
     return constant, [j * (j - 1) / 2 for j in range(order + 1)]
 
 
-def accountant(releases: int) -> str:
+def accountant(releases: int, delta: float) -> str:
     """Name of the accountant that prices a fixed plan of so many sampled releases: pld, or rdp where they are many."""
-    return "pld" if releases <= MANY else "rdp"
+    return "pld" if composed_at(delta, releases) else "rdp"
 
 
 def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted:
-    multiplier = sampled_multiplier(epsilon, delta, rate, releases, accountant(releases))
+    multiplier = sampled_multiplier(epsilon, delta, rate, releases, accountant(releases, delta))
     return Counted(f"q={rate:g} z={multiplier:.9g}", multiplier, (releases,))
 
 
@@ -279,7 +275,7 @@ def counted_phases(phases: tuple[tuple[float, int, float], ...], epsilon: float,
             for (rate, times, _), z in zip(phases, noise(granted), strict=True)
         )
         return epsilon_by(
-            accountant(sum(times for _, times, _ in phases)), Together(tuple(releases)), delta, "zero_out"
+            accountant(sum(times for _, times, _ in phases), delta), Together(tuple(releases)), delta, "zero_out"
         )
 
     good, bad, granted = 0.0, math.inf, epsilon  # a Renyi accountant asks for more noise than its grant needs

@@ -127,7 +127,7 @@ def bought(multiplier: float, question: Question) -> float:
     try:
         if q.unit == "client" and q.rate < 1:
             event = Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds)
-            epsilon = epsilon_by(accountant(q.rounds), event, q.delta, "zero_out")
+            epsilon = epsilon_by(accountant(q.rounds, q.delta), event, q.delta, "zero_out")
         else:
             epsilon = epsilon_of(math.sqrt(q.turns) / multiplier, q.delta)
     except UnsupportedEvent:
@@ -209,7 +209,7 @@ def _row(question: Question, what: str, run: Sequence[str]) -> Answer:
         **dict(subject),
         epsilon=plan.budget.epsilon,
         delta=plan.budget.delta,
-        accountant=plan.pricing.accountant if isinstance(plan.pricing, Counted) else EXACT,
+        accountant=accountant(rounds, plan.budget.delta) if isinstance(plan.pricing, Counted) else EXACT,
         status="proved",
         because=(),
     )

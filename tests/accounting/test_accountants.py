@@ -121,6 +121,17 @@ def test_loss_distributions_are_those_of_the_accountant_of_dp_accounting(events:
     assert (unsampled > 1.2 * theirs.get_epsilon(1e-3)) == (bare != Together(events))
 
 
+@pytest.mark.parametrize(
+    ("releases", "mu", "delta"),
+    [(1000, 1.05, 1e-12), *(pytest.param(*p, marks=slow) for p in ((10**4, 3.0, 1e-11), (10**5, 3.16, 1e-12)))],
+)
+def test_no_epsilon_of_composed_losses_is_below_the_exact_one(releases: int, mu: float, delta: float) -> None:
+    """The sample leaves somebody out with a chance of 1e-12: all but `releases` times that of what the unsampled noise
+    loses is lost."""
+    event = Repeat(Poisson(1 - 1e-12, Gaussian(math.sqrt(releases) / mu)), releases)
+    assert best(event, delta, "zero_out").epsilon >= epsilon_of(mu, delta * (1 + 1e-5))
+
+
 @pytest.mark.slow
 def test_loss_distributions_lie_below_renyi() -> None:
     assert by("pld", Repeat(Poisson(0.01, Gaussian(1.0)), 1000), 1e-5) == pytest.approx(1.828, abs=1e-3)

@@ -16,6 +16,13 @@ RECEIPTS = [
         "tests/receipts/test_exports.py::test_an_envelope_of_what_does_not_hold_is_not_made",
     ),
     one(
+        "rounding in Fourier transforms takes nothing of delta",
+        "accounting/accountants.py",
+        "ROUNDING = 2.0**-50",
+        "ROUNDING = 0.0",
+        "tests/accounting/test_accountants.py::test_no_epsilon_of_composed_losses_is_below_the_exact_one",
+    ),
+    one(
         "a sampled discrete Gaussian that costs nothing at orders between two integers",
         "accounting/mechanisms.py",
         "known.get(order, math.inf)",
