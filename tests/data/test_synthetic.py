@@ -111,7 +111,7 @@ def test_of_many_devices_no_input_is_held(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(synthetic, "HELD", 0)
     tracemalloc.start()
     try:
-        found = synthetic.load(clients=2000, seed=1, largest=60)
+        found = synthetic.load(clients=500, seed=1, largest=60)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

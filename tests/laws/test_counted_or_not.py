@@ -102,7 +102,7 @@ def test_nothing_that_is_left_tells_whether_a_client_is_counted(case: Case, tmp_
 @pytest.mark.one_fast
 @pytest.mark.parametrize("case", tried(EXAMPLES))
 def test_nothing_that_is_left_tells_whether_an_example_is_counted(case: Case, tmp_path: Path) -> None:
-    made = real(case)
+    made = real(case, rounds=2)
     one, again = play(made, tmp_path / "one"), play(made, tmp_path / "again", stream=2)
     with example_not_counted():
         other = play(made, tmp_path / "other")

@@ -84,7 +84,7 @@ def test_a_model_whose_tokenizer_was_changed_is_refused(tmp_path: Path) -> None:
 
 def test_a_class_is_predicted_from_a_text_in_its_order(tmp_path: Path) -> None:
     made = notes(tmp_path, "classification")
-    open_run = {"algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 8}, "privacy": {}}
+    open_run = {"algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 8}, "privacy": {}, "rounds": 2}
     run = sordino.run({**made, **open_run}, out=tmp_path / "run")
     assert run.accuracy == 1
     found = sordino.predict(run.folder, [{"note": "no fever"}, {"note": "has a fever"}])
@@ -115,9 +115,9 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: dict[str, s
 def test_texts_in_memory_are_tokens_already(tmp_path: Path) -> None:
     """Each text counts upwards from its first token: whoever knows a token knows the next."""
     x = np.array([[1 + (first + at) % 7 if at < 5 else 0 for at in range(6)] for first in range(60)])
-    made = {"task": {"name": "next_token", "vocabulary": 7}, "model": SMALL, "rounds": 3}
+    made = {"task": {"name": "next_token", "vocabulary": 7}, "model": SMALL, "rounds": 2}
     made |= {"partition": {"scheme": "iid", "clients": 2}}
-    learned = {"algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 20}, "privacy": {}}
+    learned = {"algorithm": {"name": "fedavg", "lr": 1.0, "local_epochs": 10}, "privacy": {}}
     rows = {"x": x, "y": np.zeros(60, int)}
     run = sordino.run(data=rows, **made, **learned, out=tmp_path / "open")
     assert run.accuracy is not None

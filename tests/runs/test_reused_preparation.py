@@ -217,7 +217,7 @@ def test_with_real_noise_none_is_reused(made: Path, tmp_path: Path) -> None:
     """Rows may be other people's, whom the copied ledger would charge."""
     real = {"epsilon": 8.0, "delta": 1e-4, "noise": "system"}
     with pytest.raises(RunError) as refused:
-        run(tmp_path / "run", made, algorithm={"variant": "rigorous_b"}, privacy=real)
+        run(tmp_path / "run", made, algorithm={"variant": "dp_proto_only"}, privacy=real)
     assert refused.value.code == "prepared-with-real-noise"
     assert not (tmp_path / "run").exists()
 

@@ -87,7 +87,7 @@ def test_twenty_random_receipts_hold(tmp_path: Path) -> None:
 
 def test_receipts_of_sites_hold(tmp_path: Path) -> None:
     """A site's own clients alone, which tell the server scores: nothing is promised about their test examples."""
-    runs = some(tmp_path, 12, first=7000, sampled=0.0, site=(0, 2))
+    runs = some(tmp_path, 6, first=7000, sampled=0.0, site=(0, 2))
     check(runs)
     units = {row["unit"] for run in runs for row in json.loads((run / "privacy.json").read_text())["guarantees"]}
     assert {"test example", "client", "person"} <= units
