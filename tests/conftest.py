@@ -74,6 +74,12 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         site.LONG = math.inf  # those who ask for forks, and programs that are started, have them
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """All that is left goes with its process: nothing of it has to be looked at on the way out."""
+    gc.freeze()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A copy without branches leaves their users out. Files of a pretended accelerator are run by `test_apart`."""
     from tests.helpers.branch_users import TESTS, left_out

@@ -16,7 +16,7 @@ import torch
 
 from sordino import config, keys
 from sordino.accounting.claims import Subject
-from sordino.accounting.events import Event, Gaussian, Laplace, Repeat
+from sordino.accounting.events import Event, Gaussian, Laplace, Repeat, Response
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
 from sordino.audits.canaries import CanaryExamples
@@ -109,7 +109,7 @@ def test_where_no_canary_took_part_nothing_is_lost() -> None:
 
 
 def test_a_claim_that_is_not_gaussian_is_looked_at_at_several_deltas() -> None:
-    held = promise(Laplace(0.5), 2.0)
+    held = promise(Response(2.0, 2), 2.0)
     points = curve(held)
     assert list(points) == sorted(points)
     assert points[1e-5] == 2.0

@@ -85,7 +85,7 @@ def test_nothing_that_is_left_tells_one_client_from_another(case: Case, tmp_path
 @pytest.mark.one_fast
 @pytest.mark.parametrize("case", OF_COINS)
 def test_nothing_that_is_left_tells_who_was_drawn(case: Case, tmp_path: Path) -> None:
-    made = real(case, rounds=2)  # coins fall anew in each, and what each printed row costs is computed
+    made = real(case)
     assert tells_apart(play(made, tmp_path / "one"), play(made, tmp_path / "other", flipped=True)) == []
 
 

@@ -333,7 +333,7 @@ OWN = {"name": "noise", "neighbours": "zero_out"}
 
 @pytest.mark.one_fast
 @pytest.mark.parametrize(
-    "cohort", [MECHANISMS["rates"], MECHANISMS["threshold"], {"name": "threshold_published"}], ids=lambda c: c["name"]
+    "cohort", [MECHANISMS["threshold"], MECHANISMS["rates"], {"name": "threshold_published"}], ids=lambda c: c["name"]
 )
 def test_a_personal_cohort_decides_exactly_one_noise(cohort: dict[str, Any]) -> None:
     clip = {"name": "clip", "radius": 0.5}

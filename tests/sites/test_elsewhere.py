@@ -99,7 +99,7 @@ def served(trial: Trial, nodes: InThisProcess, **settings: Any) -> Ended:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    experiment = BY_NAME["gaussian_gdp"].experiment(partition={"scheme": "iid", "clients": 3})
+    experiment = BY_NAME["gaussian_gdp"].experiment(partition={"scheme": "iid", "clients": 3}, rounds=3)
     place = tmp_path_factory.mktemp("elsewhere")
     return Trial(place, experiment.model_dump(mode="json", exclude_none=True), 3, tls=False)
 
@@ -146,9 +146,9 @@ def test_with_real_noise_a_new_process_is_shown_what_it_has_signed(real: Trial) 
     for k in range(real.sites):
         own = real.place / f"site-{k}-run"
         assert verify(own) == []
-        assert len([entry for entry in ledger_of(own) if entry.charges]) == 4
+        assert len([entry for entry in ledger_of(own) if entry.charges]) == 3
     # in front of every message stands the head that the site has signed last: who forgets it is asked in vain
-    assert nodes.answered == real.sites * (1 + 1 + 4 + 1)  # who it is, to begin, four rounds, the end
+    assert nodes.answered == real.sites * (1 + 1 + 3 + 1)  # who it is, to begin, three rounds, the end
 
 
 def test_a_folder_that_was_put_back_takes_no_further_part(real: Trial) -> None:
@@ -170,7 +170,7 @@ def test_a_folder_that_was_put_back_takes_no_further_part(real: Trial) -> None:
             return super().answer(node, question)
 
     served(real, PutBack(real, anew=True, moved=True), minimum=2, deadline_s=1.0)
-    assert [row.answered for row in rows(real)] == [3, 3, 2, 2]
+    assert [row.answered for row in rows(real)] == [3, 3, 2]
     assert len([entry for entry in ledger_of(own) if entry.charges]) == 1
 
 
@@ -202,7 +202,7 @@ def test_a_site_answers_no_other_server_and_no_other_experiment(
     if breaks == "other-server":
         terms["server_key"] = place / "site-1.pub"
     elif breaks == "other-experiment":
-        (place / "mine.toml").write_text((place / "experiment.toml").read_text().replace("rounds = 4", "rounds = 3"))
+        (place / "mine.toml").write_text((place / "experiment.toml").read_text().replace("rounds = 3", "rounds = 2"))
         terms["experiment"] = place / "mine.toml"
     else:
         asked = asked.replace(b"gaussian_gdp", b"this:here_is")  # of the same length
@@ -263,7 +263,7 @@ def test_a_node_without_the_key_on_the_list_is_sent_no_message(real: Trial) -> N
     served(real, nodes, minimum=2, deadline_s=0.5)
     assert all(unframed(question, 3)[2] == b"" for node, question in nodes.asked if node == 0)
     assert not (real.place / "site-0-run").exists()
-    assert [row.answered for row in rows(real)] == [2, 2, 2, 2]
+    assert [row.answered for row in rows(real)] == [2, 2, 2]
 
 
 def test_a_secure_sum_and_a_relative_folder_are_refused(trial: Trial, tmp_path: Path) -> None:
