@@ -30,7 +30,7 @@ from tests.helpers import trainers
 from tests.laws.cases import BY_NAME, CENTRAL, FIVE_STEPS
 
 OF = "tests.helpers.trainers:sgd"
-SMALL: dict[str, Any] = {"rounds": 1, "partition": {"scheme": "iid", "clients": 3}, "privacy": {}}
+SMALL: dict[str, Any] = {"rounds": 1, "partition": {"scheme": "iid", "clients": 2}, "privacy": {}}
 
 
 def trained(function: Callable[..., object], rows: int = 6, client: int = 0, **more: Any) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ def test_it_trains_as_fedavg_does(tmp_path: Path) -> None:
     }
     found = {
         name: sordino.run(
-            BY_NAME["fedavg"].experiment(**changes, rounds=2).model_dump(exclude_unset=True), out=tmp_path / name
+            BY_NAME["fedavg"].experiment(**changes, rounds=1).model_dump(exclude_unset=True), out=tmp_path / name
         )
         for name, changes in runs.items()
     }
@@ -221,7 +221,7 @@ def test_a_process_that_ends_is_told() -> None:
 
 def play(of: str, folder: Path, **more: Any) -> Tensor:
     own = {"name": "trainer", "of": f"tests.helpers.trainers:{of}"}
-    made = BY_NAME["fedavg"].experiment(**{"rounds": 2, "algorithm": own, **more})
+    made = BY_NAME["fedavg"].experiment(**{"rounds": 1, "algorithm": own, **more})
     return flat(sordino.run(made.model_dump(exclude_unset=True), out=folder))
 
 
@@ -360,7 +360,7 @@ def test_a_receipt_is_verified_without_the_function(tmp_path: Path, monkeypatch:
     (tmp_path / "gone.py").write_text("def train(model, rows, round):\n    return model\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = BY_NAME["trainer_whole_update"].experiment(algorithm={"name": "trainer", "of": "gone:train"})
+    made = BY_NAME["trainer_whole_update"].experiment(algorithm={"name": "trainer", "of": "gone:train"}, rounds=1)
     sordino.run(made.model_dump(exclude_unset=True), out="run")
     (tmp_path / "gone.py").unlink()
     monkeypatch.delitem(sys.modules, "gone")
