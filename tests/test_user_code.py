@@ -274,7 +274,7 @@ WORKER = """
 import os, sys, time
 from sordino.runs import site_process as worker
 
-def endless(arguments, letters, answers):
+def endless(arguments, messages, answers):
     os.write(1, b"printed by a library\\n")
     print("printed", sys.stdin.read())
     answers.write(b"answer")

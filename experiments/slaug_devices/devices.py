@@ -62,8 +62,8 @@ class Metered(Pipes):
         self._asked: dict[int, tuple[str, float]] = {}
         Metered.phases.append(self)
 
-    def send(self, to: str, letter: Writes) -> int:
-        written, begun = letter(), time.monotonic()
+    def send(self, to: str, message: Writes) -> int:
+        written, begun = message(), time.monotonic()
         ticket = super().send(to, lambda: written)
         if peek(written).said.get("do") == "round":
             self.messages[to] += 1
@@ -76,7 +76,7 @@ class Metered(Pipes):
         for answer in answers:
             if (asked := self._asked.pop(answer.ticket, None)) is not None:
                 to, begun = asked
-                self.up[to] += len(answer.letter)
+                self.up[to] += len(answer.message)
                 self.seconds[to] += time.monotonic() - begun
         return answers
 
@@ -120,7 +120,7 @@ def measured(name: str, words: tuple[str, ...], images: str) -> Measured:
         one, ten = RunFolder(Path(place) / "one"), RunFolder(Path(place) / "ten")
         if one.model_file.read_bytes() != ten.model_file.read_bytes():
             raise SystemExit(f"{name}: ten devices trained another model than one process")
-        handed = ten.handed_file.stat().st_size if ten.handed_file.exists() else 0
+        handed = ten.tensors_file.stat().st_size if ten.tensors_file.exists() else 0
         accuracy = open_run(Path(place) / "ten").accuracy
     *before, last = Metered.phases
     assert accuracy is not None

@@ -25,7 +25,7 @@ try:
 except ModuleNotFoundError:  # the classes can be read without the package
     Controller = Executor = Filter = ModelAggregator = object
 
-LETTER = "sordino"  # by which the bytes of a whole experiment are known
+TASK = "sordino"  # name of the tasks that carry messages of a run, and of these bytes in a Shareable
 PROCESSED = "PROCESSED_ALGORITHM"  # in a result's meta: the filter that has encrypted it
 Declaration = Mapping[str, Sequence[Any]]  # shape and type of each array, as in {"w": [[3, 2], "float32"]}
 
@@ -175,7 +175,7 @@ class RunController(Controller):  # type: ignore[misc]
 
             def ask(self, node: str, question: bytes) -> str:
                 ticket, asked = uuid.uuid4().hex, Shareable()
-                asked[LETTER] = question
+                asked[TASK] = question
 
                 def done(task: Any, fl_ctx: Any) -> None:
                     with lock:
@@ -186,7 +186,7 @@ class RunController(Controller):  # type: ignore[misc]
                         came[ticket] = _carried(client_task.result)
                     client_task.result = None
 
-                controller.send(Task(LETTER, asked, result_received_cb=received, task_done_cb=done), fl_ctx, [node])
+                controller.send(Task(TASK, asked, result_received_cb=received, task_done_cb=done), fl_ctx, [node])
                 return ticket
 
             def answers(self, tickets: Collection[str]) -> dict[str, bytes]:
@@ -210,14 +210,14 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         from nvflare.apis.fl_constant import ReturnCode
         from nvflare.apis.shareable import Shareable, make_reply
 
-        if task_name != LETTER:
+        if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         if self._site is None:
             site, elsewhere = fl_ctx.get_identity_name(), branches.part("sites", "elsewhere")
             own = {k: v.replace("{site}", site) if isinstance(v, str) else v for k, v in self.terms.items()}
             self._site = elsewhere.SiteElsewhere(elsewhere.SiteTerms(**{"client": site, **own}))
         reply = Shareable()
-        reply[LETTER] = self._site.answer(_carried(shareable))
+        reply[TASK] = self._site.answer(_carried(shareable))
         return reply
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
@@ -229,7 +229,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
 def _carried(shareable: Any) -> bytes:
     """The bytes of a message; empty if it is of another kind, or reports a failure."""
-    found = shareable.get(LETTER)
+    found = shareable.get(TASK)
     return found if isinstance(found, bytes) else b""
 
 

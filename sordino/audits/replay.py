@@ -120,8 +120,8 @@ class Rounds(ABC):
         run = setup.experiment.digest()[:16]
         prepares = setup.prepares
         states = setup.states().restore(start.states if prepares else {})
-        handed = None if prepares else PublicTensors.of(self.algorithm).public_tensors(start.result, simulation.home)
-        federation, site = simulation.federation(MEMORY, run), simulation.site(run, states=states, handed=handed)
+        given = None if prepares else PublicTensors.of(self.algorithm).public_tensors(start.result, simulation.home)
+        federation, site = simulation.federation(MEMORY, run), simulation.site(run, states=states, public_tensors=given)
         site.adds = adds(setup)
         site = replace(site, algorithm=self.algorithm, shards=self._rows(site.shards, change))
         if key is not None:

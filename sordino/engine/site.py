@@ -61,19 +61,19 @@ class Site(Executor):
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
     states: States
     tests: Mapping[int, Examples] = field(default_factory=dict)  # test examples of each client
-    handed: Mapping[str, Tensor] | None = None  # tensors that every client was given before the first round
+    public_tensors: Mapping[str, Tensor] | None = None  # tensors that every client was given before the first round
     # the number of examples that each client agreed to, by its number, whatever its data hold; None: none is told
     sizes: Sequence[int] | Mapping[int, int] | None = None
     key: int = 0  # of a simulation's draws
     noise: str = "counter"  # where noise comes from
     # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
     sharing: str = "loop"
-    shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
+    state_folder: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
     threads: Threads[Task] | None = None  # None: one thread
     forks: Forks | None = None  # processes that help, once a round has been long
     adds: bool = False  # true: uploads computed in one call may be added up, since none is read alone
     hears: Callable[[int, Tree], None] | None = None  # called with every upload before it is added to others
-    _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
+    _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of public tensors
     _bears: Differences | None = field(default=None, repr=False)  # of clients in one call; None: not tried yet
     _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
@@ -179,7 +179,8 @@ class Site(Executor):
     def _shared(self) -> bool:
         """True where clients can be stacked: they have one broadcast, no tensors sent to them before the first round,
         and no message of their own."""
-        return self.sharing == "stack" and self.handed is None and not isinstance(self.algorithm, PerClientMessages)
+        told_alike = self.public_tensors is None and not isinstance(self.algorithm, PerClientMessages)
+        return self.sharing == "stack" and told_alike
 
     @property
     def _ordered(self) -> bool:
@@ -206,9 +207,9 @@ class Site(Executor):
         return self.threads
 
     def keep(self, step: int) -> Mapping[str, Tree]:
-        if self.shelf is None:
+        if self.state_folder is None:
             return self.states.trees()
-        checkpoint.save(self.shelf, step, self.states.trees(), {})
+        checkpoint.save(self.state_folder, step, self.states.trees(), {})
         return {}
 
     def restore(self, step: int, place: Path) -> None:
@@ -230,8 +231,8 @@ class Site(Executor):
             self.keep(command.step)
             yield b"kept"
         elif isinstance(command, Restore):
-            assert self.shelf is not None
-            self.restore(command.step, Path(command.place) / self.shelf.name)
+            assert self.state_folder is not None
+            self.restore(command.step, Path(command.place) / self.state_folder.name)
             yield b"restored"
 
     def uploads(self, command: Round, messages: Sequence[bytes | memoryview]) -> Iterator[tuple[int, Tree]]:
@@ -271,11 +272,11 @@ class Site(Executor):
 
     def public(self, k: int, size: int) -> Examples | None:
         """Public examples of a client, made once from the tensors that every client received."""
-        if self.handed is None:
+        if self.public_tensors is None:
             return None
         if k not in self._made:
             self._made[k] = PublicTensors.of(self.algorithm).public_examples(
-                self.task, self.handed, size, keys.fold(self.key, "equip", k)
+                self.task, self.public_tensors, size, keys.fold(self.key, "equip", k)
             )
         return self._made[k]
 

@@ -30,7 +30,7 @@ FILES = tuple(
         _ANY.agreement_file,
         _ANY.metrics_file,
         _ANY.preparation_file,
-        _ANY.handed_file,
+        _ANY.tensors_file,
         _ANY.model_file,
         _ANY.description_file,
     )

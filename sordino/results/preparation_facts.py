@@ -280,10 +280,10 @@ def _drawn(run: RunFolder, setup: Setup, count: int) -> tuple[Pixels, NDArray[np
     """Examples that a client of this size would draw from the tensors that clients receive before round 1; none before
     they were sent."""
     nothing = np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)
-    if not run.handed_file.exists():
+    if not run.tensors_file.exists():
         return nothing
-    handed = checkpoint.tensors(run.handed_file)
+    public_tensors = checkpoint.tensors(run.tensors_file)
     made = PublicTensors.of(setup.algorithm).public_examples(
-        setup.task, handed, count, keys.fold(setup.key, "pictures of a report")
+        setup.task, public_tensors, count, keys.fold(setup.key, "pictures of a report")
     )
     return nothing if made is None else (made.x.cpu().numpy(), made.y.cpu().numpy())

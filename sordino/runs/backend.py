@@ -88,9 +88,9 @@ class Backend(ABC):
 
     @abstractmethod
     def executor(
-        self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
+        self, folder: Path, place: Path, run: str, begun: Begun | None, public_tensors: Params | None, stack: ExitStack
     ) -> Executor:
-        """Executor of this phase's clients, from the states in which they stopped (`begun`); `handed`: tensors that
+        """Executor of this phase's clients, from the states in which they stopped (`begun`); `public_tensors`: what
         every client received before the first round. Closing `stack` ends it."""
 
     @cached_property

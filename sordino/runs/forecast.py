@@ -242,8 +242,8 @@ def _time(simulation: Simulation, run: FederatedServer) -> Seconds:
     server = setup.state("server")
     algorithm, last = setup.algorithm, setup.preparation[-1] if setup.preparation else None
     before = last.result(last.state("server")) if last is not None else None
-    handed = PublicTensors.of(algorithm).public_tensors(before, simulation.home)
-    clients = simulation.site(run.run, secret=new_key(), handed=handed)
+    public_tensors = PublicTensors.of(algorithm).public_tensors(before, simulation.home)
+    clients = simulation.site(run.run, secret=new_key(), public_tensors=public_tensors)
     down, evaluate = algorithm.broadcast(server), simulation.evaluation()
     if forks_of(setup):
         clients.threads = None

@@ -122,7 +122,7 @@ def play(
                 return _ended(backend, folder, federation, None, notes, interrupted=True)
         loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
         known = None if loaded is None else Begun(folder, loaded)
-        opened = run.opened(backend, folder, begun.server, loaded, known, begun.handed, evaluate)
+        opened = run.opened(backend, folder, begun.server, loaded, known, begun.public_tensors, evaluate)
         phase = stack.enter_context(opened)
         try:
             before = phase.at.server

@@ -49,7 +49,7 @@ class Prepared(NamedTuple):
     """Final state of the last phase before the training."""
 
     server: Tree  # state of the server before the first round of training
-    handed: Params | None  # what every client has been given; None if nothing
+    public_tensors: Params | None  # what every client has been given; None if nothing
 
 
 def prepare(run: RunningRun, backend: Backend, watch: Watch) -> Prepared | None:
@@ -73,10 +73,10 @@ def prepare(run: RunningRun, backend: Backend, watch: Watch) -> Prepared | None:
         before = mine.setup.result(server)
     algorithm = backend.setup.algorithm
     server = first_state(algorithm, backend.setup.task, backend.setup.key, before, backend.home)
-    handed = PublicTensors.of(algorithm).public_tensors(before, backend.home)
-    if handed is not None:
-        _hand(backend, run.folder, handed, begun)
-    return Prepared(server, handed)
+    public_tensors = PublicTensors.of(algorithm).public_tensors(before, backend.home)
+    if public_tensors is not None:
+        _send_tensors(backend, run.folder, public_tensors, begun)
+    return Prepared(server, public_tensors)
 
 
 def _played(
@@ -105,15 +105,15 @@ def _write_tables(mine: Backend, place: Path, server: Tree) -> None:
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
-def _hand(backend: Backend, folder: Path, handed: Params, begun: Begun | None) -> None:
+def _send_tensors(backend: Backend, folder: Path, tensors: Params, begun: Begun | None) -> None:
     """Writes the tensors that every client receives to a file, which clients in other processes read, and records their
     bytes: one message to each client."""
     from safetensors.torch import save
 
-    atomic_write(RunFolder(folder).handed_file, save({k: v.cpu().contiguous() for k, v in handed.items()}))
+    atomic_write(RunFolder(folder).tensors_file, save({k: v.cpu().contiguous() for k, v in tensors.items()}))
     config = backend.setup.experiment.digest()
     header = wire.Header(HANDED, config, 0, -1, "down")
-    each = wire.size(header, wire.schema(handed))
+    each = wire.size(header, wire.schema(tensors))
     row = RoundRow(phase=HANDED, round=0, bytes_down=len(backend.setup.public.sizes) * each, bytes_up=0, payload=0)
     written, real = begun.loaded.meta if begun is not None else {}, backend.setup.policy.real
     with metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:

@@ -181,7 +181,7 @@ class PhaseHeader:
     folder: str
     place: str  # of the phase
     stage: int
-    handed: int  # bytes of what clients are handed, behind the experiment
+    tensors: int  # bytes of the public tensors, behind the experiment
 
 
 def following() -> bool:
@@ -192,7 +192,7 @@ def following() -> bool:
 def follow() -> None:
     """Execute the commands of rank 0 until it ends the run. A first stop signal is for rank 0, which gets it too."""
     team = joined()
-    told, experiment, handed = _phase_head(team)
+    told, experiment, tensors = _phase_head(team)
     given = config.validate(tomllib.loads(experiment.decode()))
     device = device_of(given.engine.device, local_rank())
     team.meet(device)
@@ -200,23 +200,23 @@ def follow() -> None:
         whole = simulated(given)
         while True:
             phase = whole.at(told.stage)
-            share = Share(team, phase, told, _unpacked(handed))
+            share = Share(team, phase, told, _unpacked(tensors))
             while not isinstance(command := decode_command((heard := team.hear())[0]), End):
                 share.obey(command, heard[1])
             if not phase.setup.prepares:
                 break
-            told, experiment, handed = _phase_head(team)
+            told, experiment, tensors = _phase_head(team)
     team.leave()
 
 
 def _phase_head(team: RankTeam) -> tuple[PhaseHeader, bytes, bytes]:
     text, body = team.hear()
     told = PhaseHeader(**json.loads(text))
-    return told, body[: len(body) - told.handed], body[len(body) - told.handed :]
+    return told, body[: len(body) - told.tensors], body[len(body) - told.tensors :]
 
 
-def _unpacked(handed: bytes) -> Params | None:
-    return {name: here(value) for name, value in load(handed).items()} if handed else None
+def _unpacked(tensors: bytes) -> Params | None:
+    return {name: here(value) for name, value in load(tensors).items()} if tensors else None
 
 
 class Share:
@@ -224,16 +224,16 @@ class Share:
     same commands as a site, in step with the other ranks.
     """
 
-    def __init__(self, team: RankTeam, simulation: Simulation, told: PhaseHeader, handed: Params | None) -> None:
+    def __init__(self, team: RankTeam, simulation: Simulation, told: PhaseHeader, tensors: Params | None) -> None:
         torch.set_num_threads(simulation.setup.experiment.engine.threads)
         keep_freed_memory()
         place = Path(told.place)
         place.mkdir(parents=True, exist_ok=True)  # on another machine it may not be there
         self._team, self._clients = team, len(simulation.setup.public.sizes)
         self.sums = not reads_single_uploads(simulation.setup)
-        which, shelf = range(team.rank, self._clients, team.world), place / f"clients-{team.rank}-of-{team.world}"
+        which, folder = range(team.rank, self._clients, team.world), place / f"clients-{team.rank}-of-{team.world}"
         states, secret = simulation.setup.states(place), secret_of(Path(told.folder))
-        self.site = simulation.site(told.run, which, states, secret, handed, shelf)
+        self.site = simulation.site(told.run, which, states, secret, tensors, folder)
 
     def obey(self, command: Command, message: bytes) -> None:
         if isinstance(command, Round) and self.sums:
@@ -248,10 +248,10 @@ class Share:
             self.stored(command)
 
     def stored(self, command: Command) -> None:
-        shelf = self.site.shelf
-        if isinstance(command, Restore) and shelf is not None and not (Path(command.place) / shelf.name).exists():
+        folder = self.site.state_folder
+        if isinstance(command, Restore) and folder is not None and not (Path(command.place) / folder.name).exists():
             raise RunError(
-                f"there is no folder {Path(command.place) / shelf.name}",
+                f"there is no folder {Path(command.place) / folder.name}",
                 why="the run was begun with another number of ranks, and each rank keeps its own clients",
                 fix="resume with the original number of ranks: RANKS in the folder names clients-RANK-of-RANKS",
                 code="other-ranks",
@@ -300,14 +300,14 @@ class Share:
 class Ranks(Executor):
     """The executor of one phase on rank 0."""
 
-    def __init__(self, simulation: Simulation, run: str, folder: Path, place: Path, handed: Params | None) -> None:
+    def __init__(self, simulation: Simulation, run: str, folder: Path, place: Path, tensors: Params | None) -> None:
         setup = simulation.setup
         self._team, self._last = joined(), not setup.prepares
-        gifts = b"" if handed is None else save({name: value.cpu().contiguous() for name, value in handed.items()})
-        told = PhaseHeader(run, str(folder.resolve()), str(place.resolve()), setup.stage, len(gifts))
-        self._team.say(json.dumps(asdict(told)).encode(), setup.experiment.toml().encode() + gifts)
+        sent = b"" if tensors is None else save({name: value.cpu().contiguous() for name, value in tensors.items()})
+        told = PhaseHeader(run, str(folder.resolve()), str(place.resolve()), setup.stage, len(sent))
+        self._team.say(json.dumps(asdict(told)).encode(), setup.experiment.toml().encode() + sent)
         self._team.meet(device_of(setup.experiment.engine.device, local_rank()))
-        self._share = Share(self._team, simulation, told, handed)
+        self._share = Share(self._team, simulation, told, tensors)
         self._owed: deque[int] = deque()  # clients of other ranks whose uploads nobody has taken yet
         self._begun = 0  # what was begun together and is not over: cut off half-way, others wait for what will not come
 

@@ -111,7 +111,7 @@ class RunningRun:
         first: Tree,
         loaded: checkpoint.Loaded | None,
         begun: Begun | None,
-        handed: Params | None = None,
+        public_tensors: Params | None = None,
         evaluate: Evaluate | None = None,
     ) -> Iterator[RunningPhase]:
         """Open a phase of the run, from the server's state `first` or from its checkpoint on; `begun` holds its
@@ -122,7 +122,7 @@ class RunningRun:
             federation = self.federation(backend)
             stack.callback(federation.ledger.close)
             at = PhaseState(first, 0) if loaded is None else stands(federation, loaded, self.folder)
-            execute = backend.executor(self.folder, place, self.name, begun, handed, stack)
+            execute = backend.executor(self.folder, place, self.name, begun, public_tensors, stack)
             file, hidden = (
                 (mine.preparation_file, False) if setup.prepares else (mine.metrics_file, setup.policy.hidden)
             )

@@ -85,25 +85,25 @@ class Simulation(Backend):
         which: range | None = None,
         states: States | None = None,
         secret: bytes | None = None,
-        handed: Params | None = None,
-        shelf: Path | None = None,
+        public_tensors: Params | None = None,
+        state_folder: Path | None = None,
     ) -> Site:
-        """The clients' side: all clients, or `which` of them, for one process. `handed`: tensors that every client
-        received before the first round; `secret` and `shelf`: as in `clients_of`."""
+        """The clients' side: all clients, or `which` of them, for one process. `public_tensors`: what every client
+        received before the first round; `secret` and `state_folder`: as in `clients_of`."""
         (rows, tested), named = self.population.shares, self.population.named
         which = range(len(rows)) if which is None else which
         trained, tests = Shards(named.train, rows, which), Shards(named.test, tested, which)
         kept = self.setup.states() if states is None else states
-        return clients_of(self.setup, run, trained, tests, kept, secret, handed, shelf)
+        return clients_of(self.setup, run, trained, tests, kept, secret, public_tensors, state_folder)
 
     def executor(
-        self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
+        self, folder: Path, place: Path, run: str, begun: Begun | None, public_tensors: Params | None, stack: ExitStack
     ) -> Executor:
         """The clients as [engine] places them: in this process, in others, or on the ranks of torch.distributed."""
         setup, engine = self.setup, self.setup.experiment.engine
         if engine.one_process:
             states = setup.states(place, begun.loaded.trees if begun is not None else {})
-            site = self.site(run, states=states, secret=secret_of(folder), handed=handed)
+            site = self.site(run, states=states, secret=secret_of(folder), public_tensors=public_tensors)
             site.adds = adds(setup)
             if (forks := forks_of(setup)) is not None:
                 site.forks = forks
@@ -114,7 +114,7 @@ class Simulation(Backend):
         else:
             from sordino.runs.ranks import Ranks
 
-            clients = Ranks(self, run, folder, place, handed)
+            clients = Ranks(self, run, folder, place, public_tensors)
         clients = stack.enter_context(clients)
         if begun is not None:
             clients.restore(begun.loaded.step, begun.place)
@@ -175,11 +175,11 @@ def clients_of(
     tested: Mapping[int, Examples],
     states: States,
     secret: bytes | None = None,
-    handed: Params | None = None,
-    shelf: Path | None = None,
+    public_tensors: Params | None = None,
+    state_folder: Path | None = None,
 ) -> Site:
     """The site of these clients. `secret`: where noise is real, the source of what a client randomises once in a run;
-    `handed`: tensors that every client received before the first round; `shelf`: the folder in which they keep their
+    `public_tensors`: those that every client received before the first round; `state_folder`: where clients keep their
     states."""
     noise = setup.experiment.privacy.noise
 
@@ -195,12 +195,12 @@ def clients_of(
         setup.header(run),
         states,
         tested,
-        handed,
+        public_tensors,
         setup.public.sizes if setup.experiment.privacy.public_sizes else None,
         setup.phase_key,
         noise,
         setup.sharing,
-        shelf,
+        state_folder,
         threads_of(setup),
     )
 

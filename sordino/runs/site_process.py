@@ -55,10 +55,10 @@ class SlowNetwork:
         if self == SlowNetwork():
             return answer
 
-        def late(letter: bytes) -> bytes:
-            self._wait(len(letter), self.down_mbit)
+        def late(message: bytes) -> bytes:
+            self._wait(len(message), self.down_mbit)
             begin = time.monotonic()
-            said = answer(letter)
+            said = answer(message)
             time.sleep((self.compute - 1) * (time.monotonic() - begin))
             self._wait(len(said), self.up_mbit)
             return said
@@ -77,63 +77,63 @@ class SlowNetwork:
 def main(arguments: list[str]) -> None:
     for number in ENDING:  # a signal to all processes of a run is for the server, which ends the others
         signal.signal(number, signal.SIG_IGN)
-    letters, answers = _private_streams()
-    threading.Thread(target=_end_with_server, args=(letters.fileno(),), daemon=True).start()
+    messages, answers = _private_streams()
+    threading.Thread(target=_end_with_server, args=(messages.fileno(),), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
         try:
             with user_code.blamed():
-                _begin(arguments, letters, answers)
+                _begin(arguments, messages, answers)
         except SordinoError as error:
             write(answers, json.dumps(asdict(Refused.of(error))).encode())
 
 
-def _begin(arguments: list[str], letters: IO[bytes], answers: IO[bytes]) -> None:
+def _begin(arguments: list[str], messages: IO[bytes], answers: IO[bytes]) -> None:
     folder, _, _, _, first, _ = arguments
     experiment = RunFolder(Path(folder)).experiment
     with on(device_of(experiment.engine.device, int(first))):
-        _serve(experiment, arguments, letters, answers)
+        _serve(experiment, arguments, messages, answers)
 
 
-def _serve(experiment: Experiment, arguments: list[str], letters: IO[bytes], answers: IO[bytes]) -> None:
+def _serve(experiment: Experiment, arguments: list[str], messages: IO[bytes], answers: IO[bytes]) -> None:
     folder, place, run, stage, first, step = arguments
     whole, engine = simulated(experiment), experiment.engine
     mine = whole.at(int(stage))
     torch.set_num_threads(engine.threads)
     keep_freed_memory()
-    which, handed = range(int(first), len(mine.setup.public.sizes), int(step)), RunFolder(Path(folder)).handed_file
+    which, file = range(int(first), len(mine.setup.public.sizes), int(step)), RunFolder(Path(folder)).tensors_file
     given = None
-    if not mine.setup.prepares and handed.exists():
-        given = {name: here(value) for name, value in checkpoint.tensors(handed).items()}
+    if not mine.setup.prepares and file.exists():
+        given = {name: here(value) for name, value in checkpoint.tensors(file).items()}
     secret = secret_of(Path(folder))
     site = mine.site(run, which, mine.setup.states(Path(place)), secret, given, Path(place) / f"clients-{first}")
     handler = RequestHandler(Signer(first, run), lambda stage: site)
     line = SlowNetwork(**engine.network.of(int(first)))
     if given is not None:
-        line.receive(handed.stat().st_size)
+        line.receive(file.stat().st_size)
     late = line.behind(handler.answer)
-    serve(lambda letter: (late if _of_a_round(letter) else handler.answer)(letter), letters, answers)
+    serve(lambda message: (late if _of_a_round(message) else handler.answer)(message), messages, answers)
 
 
-def _of_a_round(letter: bytes) -> bool:
-    return peek(letter).said.get("do") == "round"
+def _of_a_round(message: bytes) -> bool:
+    return peek(message).said.get("do") == "round"
 
 
 def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
     """Keep standard input and output for messages. Client code that reads its input then gets nothing, and what it
     prints goes to standard error.
     """
-    letters, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    messages, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    return letters, answers
+    return messages, answers
 
 
-def _end_with_server(letters: int) -> None:
+def _end_with_server(messages: int) -> None:
     """Exit when the server closes the pipe, even while a client is at work and would not notice."""
     hung_up = select.poll()
-    hung_up.register(letters, 0)
+    hung_up.register(messages, 0)
     while not hung_up.poll():
         pass
     os._exit(0)

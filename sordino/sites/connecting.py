@@ -68,9 +68,9 @@ def attend(
                         if line.send(owed) == grpc_line.LATE:
                             say("late", line.times)
                         owed = None
-                    elif (asked := line.letter()) is not None:
+                    elif (asked := line.message()) is not None:
                         say("working", "")
-                        owed = PendingMessage(asked.ticket, answer(asked.letter))
+                        owed = PendingMessage(asked.ticket, answer(asked.message))
                     tries = 0
             except (grpc.RpcError, WireError) as error:
                 if stop():
@@ -130,7 +130,7 @@ class _Line:
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
-    def letter(self) -> PendingMessage | None:
+    def message(self) -> PendingMessage | None:
         """Next message; None after a while without one, or when it is time to stop. The call stays open until the
         server has the answer, which shows the server that this site is at work."""
         heard: queue.SimpleQueue[PendingMessage | Exception | None] = queue.SimpleQueue()
@@ -164,7 +164,7 @@ class _Line:
         while not self._stop():
             with suppress(grpc_line.package().FutureTimeoutError):
                 took = bytes(call.result(TICK))
-                self._went = len(posted.letter), time.monotonic() - begin
+                self._went = len(posted.message), time.monotonic() - begin
                 return took
         return b""
 
@@ -187,11 +187,11 @@ class _Line:
             if (head := grpc_line.begun(call, self._most)) is None:
                 heard.put(None)
             else:
-                begin, letter = time.monotonic(), grpc_line.rest(call, head[1])
-                self._came = len(letter), time.monotonic() - begin
-                heard.put(PendingMessage(head[0], letter))
+                begin, message = time.monotonic(), grpc_line.rest(call, head[1])
+                self._came = len(message), time.monotonic() - begin
+                heard.put(PendingMessage(head[0], message))
             for _ in call:
-                raise WireError("more came than one message", fix="ignore it", code="no-letter")
+                raise WireError("more came than one message", fix="ignore it", code="no-message")
         except Exception as error:  # raised where somebody waits
             heard.put(error)
         finally:

@@ -100,7 +100,7 @@ class NodesCarrier(Carrier):
         self.starts_anew = nodes.starts_anew
         self._nodes, self._most, self._keys, self._note = nodes, most + BESIDE, keys, note
         self._run, self._invitation = invitation.told.run, invitation.toml().encode()
-        self._letters: dict[str, dict[int, Writes]] = {name: {} for name in names}  # unanswered, oldest first
+        self._messages: dict[str, dict[int, Writes]] = {name: {} for name in names}  # unanswered, oldest first
         self._site_of: dict[Hashable, str] = {}  # by node that has proved it
         self._node_of: dict[str, Hashable] = {}  # the last that has
         self._asked: dict[Hashable, _Question] = {}
@@ -111,22 +111,22 @@ class NodesCarrier(Carrier):
 
     @property
     def who(self) -> Sequence[str]:
-        return list(self._letters)
+        return list(self._messages)
 
     def peers(self) -> frozenset[str]:
         return self._there
 
     def shut_out(self) -> frozenset[str]:
-        return frozenset(name for name in self._letters if name not in self._keys)
+        return frozenset(name for name in self._messages if name not in self._keys)
 
-    def send(self, to: str, letter: Writes) -> int:
+    def send(self, to: str, message: Writes) -> int:
         self._sent += 1
-        self._letters[to][self._sent] = letter
+        self._messages[to][self._sent] = message
         return self._sent
 
     def cancel(self, ticket: int) -> None:
-        for letters in self._letters.values():
-            letters.pop(ticket, None)
+        for messages in self._messages.values():
+            messages.pop(ticket, None)
 
     def came(self, seconds: float) -> Sequence[Arrived]:
         until = time.monotonic() + seconds
@@ -152,12 +152,12 @@ class NodesCarrier(Carrier):
                 continue
             if (site := self._site_of.get(node)) is None:
                 self._ask(_Question(node, secrets.token_bytes(CHALLENGE)))
-            elif site in self._there and node == self._node_of[site] and (letters := self._letters[site]):
-                ticket, write = next(iter(letters.items()))
+            elif site in self._there and node == self._node_of[site] and (messages := self._messages[site]):
+                ticket, write = next(iter(messages.items()))
                 self._ask(_Question(node, site=site, ticket=ticket), write())
 
-    def _ask(self, question: _Question, letter: bytes = b"") -> None:
-        data = framed([self._invitation, question.challenge, letter])
+    def _ask(self, question: _Question, message: bytes = b"") -> None:
+        data = framed([self._invitation, question.challenge, message])
         self._asked[self._nodes.ask(question.node, data)] = question
 
     def _take(self, one: _Question, data: bytes) -> None:
@@ -166,9 +166,9 @@ class NodesCarrier(Carrier):
                 raise WireError("a node has failed, or its answer is too long", code="no-answer")
             if one.challenge:
                 self._introduce(one, *unframed(data, 2))
-            elif self._letters[one.site].pop(one.ticket, None) is not None:
-                (letter,) = unframed(data, 1)
-                self._came.append(Arrived(one.ticket, letter))
+            elif self._messages[one.site].pop(one.ticket, None) is not None:
+                (message,) = unframed(data, 1)
+                self._came.append(Arrived(one.ticket, message))
         except WireError as error:
             self._pauses[one.node] = time.monotonic() + AGAIN
             self._note(RunEvent(event="turned away", site=one.site, why=f"{error.what}: the log at the site says why"))
@@ -176,7 +176,7 @@ class NodesCarrier(Carrier):
     def _introduce(self, one: _Question, said: bytes, proof: bytes) -> None:
         site = said.decode(errors="replace")[:64]
         try:
-            if site not in self._letters:
+            if site not in self._messages:
                 raise KeyError
             self._keys[site].verify(proof, claim(self._run, site, one.challenge))
         except (KeyError, InvalidSignature):
@@ -252,12 +252,12 @@ class SiteElsewhere:
     def answer(self, question: bytes) -> bytes:
         """Answer to a question; empty where this site refuses it or fails, which its own log explains."""
         try:
-            invitation, challenge, letters = unframed(question, 3)
+            invitation, challenge, messages = unframed(question, 3)
             asked = self._proposed(invitation)
             if challenge:
                 text = claim(asked.invitation.told.run, asked.site, challenge)
                 return framed([asked.site.encode(), asked.options.identity.sign(text)])
-            answers = [self._member.answer(letter) for letter in [*each(letters)]]
+            answers = [self._member.answer(message) for message in [*each(messages)]]
             return framed(answers[-1:])
         except Exception as error:
             log.error("this site does not answer: %s", error, exc_info=error)
@@ -340,5 +340,5 @@ def unframed(data: bytes, many: int) -> list[bytes]:
     found = [pipes.read(stream) for _ in range(many)]
     parts = [one for one in found if one is not None]
     if len(parts) != many or stream.read(1):
-        raise WireError("what came is no question or answer of this version", fix="ignore it", code="no-letter")
+        raise WireError("what came is no question or answer of this version", fix="ignore it", code="no-message")
     return parts

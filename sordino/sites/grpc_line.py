@@ -46,7 +46,7 @@ class PendingMessage(NamedTuple):
     """A message on its way to a site, with the ticket (a random number) that its answer must show."""
 
     ticket: int
-    letter: bytes
+    message: bytes
 
 
 def package() -> Foreign:
@@ -64,10 +64,10 @@ def claim(run: str, name: str, challenge: bytes) -> bytes:
     return "\n".join((FETCHES, run, name, challenge.hex())).encode()
 
 
-def pieces(ticket: int, letter: bytes) -> Iterator[bytes]:
-    yield HEAD.pack(ticket, len(letter))
-    view = memoryview(letter)
-    for begin in range(0, len(letter), PIECE):
+def pieces(ticket: int, message: bytes) -> Iterator[bytes]:
+    yield HEAD.pack(ticket, len(message))
+    view = memoryview(message)
+    for begin in range(0, len(message), PIECE):
         yield bytes(view[begin : begin + PIECE])
 
 
@@ -76,7 +76,7 @@ def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
     if (head := next(stream, None)) is None:
         return None
     if len(head) != HEAD.size:
-        raise WireError("what came is not the beginning of a message", fix="ignore it", code="no-letter")
+        raise WireError("what came is not the beginning of a message", fix="ignore it", code="no-message")
     ticket, length = HEAD.unpack(head)
     if length > most:
         raise WireError(
@@ -92,9 +92,9 @@ def rest(stream: Iterator[bytes], length: int) -> bytes:
     taken = io.BytesIO()  # grows with what comes, and gives its content away without a copy
     while (came := taken.tell()) < length:
         if not (piece := next(stream, b"")):
-            raise WireError(f"{came} of {length} bytes of a message came", fix="ignore it", code="letter-cut")
+            raise WireError(f"{came} of {length} bytes of a message came", fix="ignore it", code="message-incomplete")
         if came + len(piece) > length:
-            raise WireError(f"more than the {length} bytes of a message came", fix="ignore it", code="no-letter")
+            raise WireError(f"more than the {length} bytes of a message came", fix="ignore it", code="no-message")
         taken.write(piece)
     return taken.getvalue()
 

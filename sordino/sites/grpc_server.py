@@ -67,7 +67,7 @@ class _Pigeonhole:
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         self.name, self.moved = name, threading.Condition(lock)
-        self.letters: dict[int, Writes] = {}
+        self.messages: dict[int, Writes] = {}
         self.silent: dict[str, _Silent] = {}  # by method
         self.proved: tuple[bytes, ...] = ()  # the certificate of whoever last had the key on the list
         self.fetching: Foreign = None
@@ -162,11 +162,11 @@ class Rpc(Carrier):
     def shut_out(self) -> frozenset[str]:
         return frozenset(hole.name for hole in self._holes.values() if not self._may(hole))
 
-    def send(self, to: str, letter: Writes) -> int:
+    def send(self, to: str, message: Writes) -> int:
         hole = self._holes[to]
         with self._lock:
             ticket = secrets.randbits(62)  # whom it is not told cannot guess it
-            hole.letters[ticket] = letter
+            hole.messages[ticket] = message
             hole.moved.notify_all()
             return ticket
 
@@ -182,7 +182,7 @@ class Rpc(Carrier):
     def cancel(self, ticket: int) -> None:
         with self._lock:
             for hole in self._holes.values():
-                hole.letters.pop(ticket, None)
+                hole.messages.pop(ticket, None)
 
     # calls ------------------------------------------------------------------------------------------------------------
 
@@ -214,15 +214,15 @@ class Rpc(Carrier):
         if (next_ := self._next(hole, call)) is not None:
             ticket, write = next_
             try:
-                letter = write()
+                message = write()
             except Exception as error:  # whoever waits for the answer should know
                 self._came.put(error)
                 call.abort(self._codes.UNAVAILABLE, "")
-            for piece in _measured(hole, grpc_line.pieces(ticket, letter)):
+            for piece in _measured(hole, grpc_line.pieces(ticket, message)):
                 if not self._may(hole):
                     self._refuse(call, hole.name)
                 yield piece
-            del letter
+            del message
             self._wait_for_answer(hole, call, ticket)
         with self._lock:
             if hole.fetching is call:
@@ -232,8 +232,8 @@ class Rpc(Carrier):
         until = time.monotonic() + POLL
         while self._may(hole):
             with self._lock:
-                if hole.letters and self._goes_on(hole, call):
-                    return next(iter(hole.letters.items()))
+                if hole.messages and self._goes_on(hole, call):
+                    return next(iter(hole.messages.items()))
                 if not self._goes_on(hole, call) or time.monotonic() >= until:
                     return None
                 hole.moved.wait(PULSE)
@@ -264,10 +264,10 @@ class Rpc(Carrier):
             with self._silence(hole, call, grpc_line.ANSWER):
                 head = grpc_line.begun(pieces, self._most)
             if head is None:
-                raise WireError("no message came", code="no-letter")
+                raise WireError("no message came", code="no-message")
             ticket, length = head
-            late = ticket not in hole.letters and ticket != hole.answered
-            if ticket in hole.letters:
+            late = ticket not in hole.messages and ticket != hole.answered
+            if ticket in hole.messages:
                 with self._lock:
                     before, hole.answering = hole.answering, call
                 if before is not None:
@@ -287,7 +287,7 @@ class Rpc(Carrier):
         if not self._may(hole):
             self._refuse(call, hole.name)
         with self._lock:
-            if hole.letters.pop(arrived.ticket, None) is not None:
+            if hole.messages.pop(arrived.ticket, None) is not None:
                 hole.left = time.monotonic()  # before anybody hears of the answer: the site is there
                 self._came.put(arrived)
 

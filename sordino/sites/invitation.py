@@ -68,7 +68,7 @@ class Invitation:
     def declared(self) -> TableSchema | None:
         return schema.parsed(self.told.table_schema) if self.told.table_schema else None
 
-    def letterhead(self, name: str, config: str, identity: Ed25519PrivateKey) -> Signer:
+    def signer(self, name: str, config: str, identity: Ed25519PrivateKey) -> Signer:
         """Signing identity of an invited side; `config`: digest of the experiment with that side's own settings."""
         return Signer(name, self.told.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
 

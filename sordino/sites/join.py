@@ -211,7 +211,7 @@ def membership(
         _found(asked, whole, data)
     torch.set_num_threads(whole.experiment.engine.threads)
     keep_freed_memory()
-    letterhead = asked.invitation.letterhead(asked.site, whole.experiment.digest(), options.identity)
+    signer = asked.invitation.signer(asked.site, whole.experiment.digest(), options.identity)
     log = EventLog.of(folder, whole, hears)
     with RunFolder(folder).locked(), log.kept():
         member = Membership(
@@ -219,13 +219,13 @@ def membership(
             whole,
             {asked.client: data.trained},
             {asked.client: data.tested},
-            letterhead,
+            signer,
             options.key_digest,
             options.moved,
             log,
         )
-        if member.purse.lost:
-            log(RunEvent(event="lost", count=len(member.purse.lost)))
+        if member.accounts.lost:
+            log(RunEvent(event="lost", count=len(member.accounts.lost)))
         try:
             yield member, log
         finally:

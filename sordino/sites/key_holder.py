@@ -40,7 +40,7 @@ from sordino.transport.message import Message, Signer, digest_of
 class KeyHolder(Responder):
     """Key holder of a run; its folder has the key and a record of the sums it decrypted."""
 
-    letterhead: Signer
+    signer: Signer
     note: Callable[[str], None] = lambda text: None
     _declined: str = field(default="", init=False)  # why something was refused last
 
@@ -61,17 +61,17 @@ class KeyHolder(Responder):
 
     def answer(self, data: bytes | memoryview) -> bytes:
         """Answer to a message; it may be a refusal."""
-        letter: Message | None = None
+        message: Message | None = None
         try:
-            letter = self.letterhead.read(data)
-            answer, bodies = self._answered(letter)
+            message = self.signer.read(data)
+            answer, bodies = self._answered(message)
         except SordinoError as error:
             answer, bodies = Refused.of(error), []
             if not self.head.puts_right(error):
                 self._decline(f"{error.what} {error.why}".strip())
-        head = None if letter is None else letter.head
+        head = None if message is None else message.head
         to, stage = ("", 0) if head is None else (head.sender, head.stage)
-        return self.letterhead.write(to, stage, asdict(answer), bodies, self.place)
+        return self.signer.write(to, stage, asdict(answer), bodies, self.place)
 
     @property
     def place(self) -> str:
@@ -80,7 +80,7 @@ class KeyHolder(Responder):
 
     @cached_property
     def head(self) -> SignedHead:
-        return SignedHead(self.letterhead, lambda: self.place, self._check_returned)
+        return SignedHead(self.signer, lambda: self.place, self._check_returned)
 
     def _check_returned(self, told: str) -> None:
         """Refuses to go on where this key holder has signed a head that names a sum unknown to its folder, which is
@@ -104,18 +104,18 @@ class KeyHolder(Responder):
             self._declined = why
             self.note(f"warning: this key holder does not do what the server asks: {why}")
 
-    def _answered(self, letter: Message) -> tuple[Answer, list[bytes]]:
-        command = read_command(letter.head.said)
-        if len(letter.bodies) != command.messages:
+    def _answered(self, message: Message) -> tuple[Answer, list[bytes]]:
+        command = read_command(message.head.said)
+        if len(message.bodies) != command.messages:
             raise WireError("another number of messages came", fix="ignore it", code="other-messages")
         if isinstance(command, Begin):
-            self.head.begin(letter.bodies)
+            self.head.begin(message.bodies)
             return Accepted([]), []
         if isinstance(command, Publish):
             return Done(), [self._secret.public.pack()]
         if isinstance(command, OpenSum):
             self.head.require()
-            return Done(), [self._sum(letter, command)]
+            return Done(), [self._sum(message, command)]
         if isinstance(command, End):
             self.end()
             return Done(), []
@@ -126,8 +126,8 @@ class KeyHolder(Responder):
             code="not-for-key-holders",
         )
 
-    def _sum(self, letter: Message, command: OpenSum) -> bytes:
-        stage = letter.head.stage
+    def _sum(self, message: Message, command: OpenSum) -> bytes:
+        stage = message.head.stage
         secure = held(self.whole, stage)
         if secure is None or not 0 <= command.t < self.whole.phases[stage].rounds:
             raise UnsoundGuarantee(
@@ -141,7 +141,7 @@ class KeyHolder(Responder):
         assert grid is not None
         size = words_of(algorithm, setup.task, command.t, algorithm.broadcast(setup.state("server")))
         expected = self._secret.public.header(command.t, size, grid.layout)
-        total = secure.sums.unpack(bytes(letter.bodies[0]), expected)
+        total = secure.sums.unpack(bytes(message.bodies[0]), expected)
         if (least := secure.least(0)) > command.clients or command.clients > total.header.count:
             raise UnsoundGuarantee(
                 f"the sum of {command.clients} uploads, in a message of {total.header.count}",
@@ -149,7 +149,7 @@ class KeyHolder(Responder):
                 fix="wait for more clients",
                 code="sum-of-too-few",
             )
-        self._once(f"{stage}/{command.t}", digest_of(letter.bodies))
+        self._once(f"{stage}/{command.t}", digest_of(message.bodies))
         return self._secret.open(total).astype(INTEGERS).tobytes()
 
     def _once(self, name: str, digest: str) -> None:
@@ -199,7 +199,7 @@ def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Cal
     folder = options.folder_in(invitation.told.run, HOLDER)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with RunFolder(folder).locked():  # two of them would open two sums of one round
-        holder = KeyHolder(folder, whole, invitation.letterhead(HOLDER, experiment.digest(), options.identity), note)
+        holder = KeyHolder(folder, whole, invitation.signer(HOLDER, experiment.digest(), options.identity), note)
         note(f"tell every site, and not through the server: --key-digest {holder.digest}")
         attend_for(holder, invitation, HOLDER, options, stop, say, longest(whole, agreed))
         return holder.was_over

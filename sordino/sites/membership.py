@@ -61,7 +61,7 @@ class Membership(Responder, RequestPolicy):
 
     trained: Mapping[int, Examples]  # rows of its own clients
     tested: Mapping[int, Examples]
-    letterhead: Signer
+    signer: Signer
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
     moved: bool = False  # true: this folder has taken the place of the one that joined
     note: Callable[[RunEvent], None] = lambda event: None
@@ -70,16 +70,16 @@ class Membership(Responder, RequestPolicy):
     def __post_init__(self) -> None:
         mine = self._mine
         self._told = {(row.phase, row.round) for row in (*mine.metrics(), *mine.prepared())}
-        self.purse.reserve_all()
+        self.accounts.reserve_all()
 
     @property
     def _mine(self) -> RunFolder:
         return RunFolder(self.folder)
 
     @cached_property
-    def purse(self) -> SiteAccounts:
+    def accounts(self) -> SiteAccounts:
         dataset, clients = Agreement.read(self.folder).dataset, sorted(self.trained)
-        ledger, run = self._mine.own_ledger, self.letterhead.run
+        ledger, run = self._mine.own_ledger, self.signer.run
         return SiteAccounts(self.whole, clients, ledger, dataset, run, self.shares_scores, self.moved)
 
     @cached_property
@@ -88,15 +88,15 @@ class Membership(Responder, RequestPolicy):
 
     @cached_property
     def head(self) -> SignedHead:
-        return SignedHead(self.letterhead, lambda: self.purse.place, self.purse.check_returned)
+        return SignedHead(self.signer, lambda: self.accounts.place, self.accounts.check_returned)
 
     @cached_property
-    def shelf(self) -> ReplyStore:
+    def replies(self) -> ReplyStore:
         return ReplyStore(self.folder / "replies")
 
     @cached_property
     def handler(self) -> RequestHandler:
-        return RequestHandler(self.letterhead, self._site, self, self.shelf)
+        return RequestHandler(self.signer, self._site, self, self.replies)
 
     def answer(self, data: bytes | memoryview) -> bytes:
         return self.handler.answer(data)
@@ -104,25 +104,25 @@ class Membership(Responder, RequestPolicy):
     def _site(self, stage: int) -> Site:
         """Clients of this site, with the states that they had after the last stored answer."""
         setup: Setup = self.whole.phases[stage]
-        before = self.whole.phases[Operation.stage_of(self.shelf.last)]  # whose clients left the last states
+        before = self.whole.phases[Operation.stage_of(self.replies.last)]  # whose clients left the last states
         start = before.algorithm.init_client(before.task)
         # phases of a preparation go on from each other's states, and the training from none of them
         goes_on = before.prepares == setup.prepares
-        left = self.shelf.states(lambda name: shape_of(name, start)) if goes_on else {}
+        left = self.replies.states(lambda name: shape_of(name, start)) if goes_on else {}
         states = setup.states(self.folder, left)
-        handed = self._mine.handed_file
-        given = checkpoint.tensors(handed) if not setup.prepares and handed.exists() else None
-        return clients_of(setup, self.letterhead.run, self.trained, self.tested, states, secret_of(self.folder), given)
+        file = self._mine.tensors_file
+        given = checkpoint.tensors(file) if not setup.prepares and file.exists() else None
+        return clients_of(setup, self.signer.run, self.trained, self.tested, states, secret_of(self.folder), given)
 
     # what it is asked -------------------------------------------------------------------------------------------------
 
     def admit(self, asked: Operation) -> None:
         if not isinstance(asked.command, Encrypt):  # a public key costs nothing
-            self.purse.admit(asked)
+            self.accounts.admit(asked)
 
     def pay(self, asked: Operation, command: Round) -> Round:
         self.head.require()
-        return self.purse.pay(asked, command)
+        return self.accounts.pay(asked, command)
 
     def declined(self, error: SordinoError) -> None:
         """Reports a refusal to the owner, for instance of a forged plan or over a full disk."""
@@ -161,7 +161,7 @@ class Membership(Responder, RequestPolicy):
             return Accepted(sorted(self.trained), self.shares_scores)
         if isinstance(asked.command, Store):
             given = bytes(asked.messages[0])
-            self._keep_handed(given)
+            self._keep_tensors(given)
             return Done()
         if isinstance(asked.command, Encrypt):
             atomic_write(self._key_file, pinned(bytes(asked.messages[0]), self.key_digest))
@@ -175,10 +175,10 @@ class Membership(Responder, RequestPolicy):
 
     @property
     def place(self) -> str:
-        return self.purse.place
+        return self.accounts.place
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
-        self.purse.release(asked, bodies)
+        self.accounts.release(asked, bodies)
         assert isinstance(asked.command, Round)
         setup, many, t = self.whole.phases[asked.stage], len(asked.command.terms), asked.command.t + 1
         self.note(RunEvent(event="answered", phase=setup.phase, round=t))
@@ -204,9 +204,9 @@ class Membership(Responder, RequestPolicy):
         hidden = setup.policy.secret_cohort
         return RunFolder(self._mine.private).metrics_file if hidden else self._mine.metrics_file
 
-    def _keep_handed(self, given: bytes) -> None:
+    def _keep_tensors(self, given: bytes) -> None:
         """Store the tensors that clients receive before the first round; refuse different ones later."""
-        file = self._mine.handed_file
+        file = self._mine.tensors_file
         if file.exists() and file.read_bytes() != given:
             raise LedgerError(
                 "the server sends other tensors than before",
@@ -226,13 +226,13 @@ class Membership(Responder, RequestPolicy):
     def _keep_model(self, message: memoryview) -> None:
         setup = self.whole.phases[-1]
         model = next(iter(setup.algorithm.models(setup.state("server")).values()))
-        _, found = wire.decode(message, setup.header(self.letterhead.run)(setup.rounds, -1), model)
+        _, found = wire.decode(message, setup.header(self.signer.run)(setup.rounds, -1), model)
         declared = DeclaredData(setup.experiment).schema
         bundle.write(self.folder, setup, found, declared.features if declared is not None else {})
 
     def receipt(self) -> Receipt:
         """Write and seal the receipt of what this site has spent so far."""
-        return write_receipt(self.folder, self.whole.phases[-1], self.purse.training)
+        return write_receipt(self.folder, self.whole.phases[-1], self.accounts.training)
 
     def close(self) -> None:
-        self.purse.close()
+        self.accounts.close()

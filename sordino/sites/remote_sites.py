@@ -244,7 +244,7 @@ class RemoteSites(Sites):
         if not self.carrier.starts_anew or isinstance(command, Begin):
             return write
         begin = super()._writer
-        return lambda: begin(peer, *self._first_letters(peer)[0], stands)() + write()
+        return lambda: begin(peer, *self._first_messages(peer)[0], stands)() + write()
 
     def away(self, client: int) -> bool:
         return self._site_of[client] not in self._here or super().away(client)
@@ -273,7 +273,7 @@ class RemoteSites(Sites):
         return time.monotonic() < self._refusing.get(peer, -FOREVER) + AGAIN
 
     def _begin(self, peer: str) -> None:
-        self._first |= {self._send(peer, command, bodies) for command, bodies in self._first_letters(peer)}
+        self._first |= {self._send(peer, command, bodies) for command, bodies in self._first_messages(peer)}
         self._ready.discard(peer)
         self._refusing.pop(peer, None)
 
@@ -281,18 +281,18 @@ class RemoteSites(Sites):
         """True while the site has not yet answered the messages that begin a run."""
         return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
-    def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
+    def _first_messages(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
         """Messages that a site is sent before any other. They show it the newest ledger head that it has signed, in
         case it has lost it."""
         if peer not in self.signed:
             return self.prelude
         return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]
 
-    def _heard(self, peer: str, letter: Message) -> None:
+    def _heard(self, peer: str, message: Message) -> None:
         with suppress(ValueError):
-            rounds = Place.parse(letter.head.ledger).length
+            rounds = Place.parse(message.head.ledger).length
             if rounds > self.signed.get(peer, (0, b""))[0]:
-                self.signed[peer], self._newer = (rounds, letter.signed), True
+                self.signed[peer], self._newer = (rounds, message.signed), True
 
     def _settled(self, ticket: int, found: Message | SordinoError) -> None:
         peer = self._out[ticket].peer

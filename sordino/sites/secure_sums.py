@@ -156,18 +156,18 @@ class MaskedSum(SumAtSites):
         if step == "round":
             self._there = self._sites.asked(self._terms)
             self._sites.have_been_asked(self._t, self._there)
-            first = self._first_letters(self._there)
+            first = self._first_messages(self._there)
             answers = self._sites.exchange(first, self._enough, others=self._latecomers)
         else:
-            letters: dict[str, tuple[Command, Sequence[bytes]]] = {
+            commands: dict[str, tuple[Command, Sequence[bytes]]] = {
                 peer: (Mask(self._t, step, who), messages(who)) for peer, who in self._there.items()
             }
-            answers = self._sites.exchange(letters)
+            answers = self._sites.exchange(commands)
         there: dict[str, list[int]] = {}
-        for peer, letter in answers.items():
-            answer = read_answer(letter.head.said)
+        for peer, message in answers.items():
+            answer = read_answer(message.head.said)
             clients = answer.clients if isinstance(answer, Answered) else []
-            for k, body in zip(clients, letter.bodies, strict=False):
+            for k, body in zip(clients, message.bodies, strict=False):
                 try:
                     if k not in self._there[peer]:
                         raise WireError("a message of another client", fix="ignore it", code="other-sender")
@@ -179,7 +179,7 @@ class MaskedSum(SumAtSites):
                     there.setdefault(peer, []).append(k)
         self._there = there
 
-    def _first_letters(self, there: Mapping[str, Sequence[int]]) -> dict[str, tuple[Command, Sequence[bytes]]]:
+    def _first_messages(self, there: Mapping[str, Sequence[int]]) -> dict[str, tuple[Command, Sequence[bytes]]]:
         return {
             peer: (Round(self._t, {k: self._terms[k] for k in who}, among=len(self._terms)), [self._message])
             for peer, who in there.items()
@@ -190,10 +190,10 @@ class MaskedSum(SumAtSites):
         self._there |= found
         if found:
             self._sites.have_been_asked(self._t, found)
-        return self._first_letters(found)
+        return self._first_messages(found)
 
     def _enough(self, answers: Replies) -> bool:
-        counts = (len(letter.bodies) for letter in answers.values())
+        counts = (len(message.bodies) for message in answers.values())
         return self._sites.suffices(self._t, sum(counts), len(self._terms))
 
 
@@ -249,8 +249,8 @@ class EncryptedSites(RemoteSites):
         if self.key or peer == HOLDER:
             super()._introduce(peer)
 
-    def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        first = super()._first_letters(peer)
+    def _first_messages(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
+        first = super()._first_messages(peer)
         return [first[0], (Publish(), ())] if peer == HOLDER else [*first, (Encrypt(), [self.key])]
 
     def _settled(self, ticket: int, found: Message | SordinoError) -> None:

@@ -66,7 +66,7 @@ class SitesConnection:
     """Connection of a server to its sites, the same for all phases of a run."""
 
     carrier: Carrier
-    letterhead: Signer
+    signer: Signer
     patience: Patience = Patience()
     note: Callable[[RunEvent], None] = lambda event: None
     ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
@@ -103,7 +103,7 @@ class SitesBackend(Backend):
 
     def federation(self, ledger: Path | str, run: str) -> FederatedServer:
         made = super().federation(ledger, run)
-        made.inbox.signed = self.post.letterhead.known is not None
+        made.inbox.signed = self.post.signer.known is not None
         self.post.ledger = lambda: str(made.ledger.place())
         return made
 
@@ -112,17 +112,17 @@ class SitesBackend(Backend):
         return SitesEvaluation(self, tuple(given.models), tuple(given.personal))
 
     def executor(
-        self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
+        self, folder: Path, place: Path, run: str, begun: Begun | None, public_tensors: Params | None, stack: ExitStack
     ) -> Executor:
         setup, post = self.setup, self.post
         by_name = not (setup.policy.hidden or setup.promising.everyone_pays)
         prelude: list[tuple[Command, Sequence[bytes]]] = [(Begin(), ())]
-        if handed is not None:
-            prelude.append((Store(), [save({name: value.contiguous() for name, value in handed.items()})]))
+        if public_tensors is not None:
+            prelude.append((Store(), [save({name: value.contiguous() for name, value in public_tensors.items()})]))
         header, signed = setup.header(run), RunFolder(RunFolder(folder).private).sites_file
         post.sites = kind_of_sites(setup)(
             post.carrier,
-            post.letterhead,
+            post.signer,
             setup.stage,
             self.agreed.sites,
             lambda t: header(t, -1),
@@ -258,9 +258,9 @@ def serve(
     else:
         check_elsewhere(whole)
         carrier = carried(invitation, peers, longest(whole, agreed), known, log)
-    letterhead = Signer(SERVER, environment.run, experiment.digest(), agreed.digest, options.identity, known)
+    signer = Signer(SERVER, environment.run, experiment.digest(), agreed.digest, options.identity, known)
     rows = ServerRows() if options.own is None else servers_rows(experiment, options.own)
-    post = SitesConnection(carrier, letterhead, options.patience, log)
+    post = SitesConnection(carrier, signer, options.patience, log)
     side = SitesBackend.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:
         ChecksServer.of(phase.algorithm).check(side.home)

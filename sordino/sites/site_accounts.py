@@ -40,10 +40,10 @@ class SignedHead:
     it asks for anything that costs budget: the folder here may be an older copy.
     """
 
-    def __init__(self, letterhead: Signer, place: Callable[[], str], check: Callable[[str], None]) -> None:
+    def __init__(self, signer: Signer, place: Callable[[], str], check: Callable[[str], None]) -> None:
         """`place`: current head of this side's ledger, as its messages state it. `check`: raises an error where the
         ledger is behind a head that this side has signed."""
-        self._letterhead, self._place, self._check = letterhead, place, check
+        self._signer, self._place, self._check = signer, place, check
         self._shown, self._unshown = False, 0
         self.behind: LedgerError | None = None  # why this folder may not go on
 
@@ -52,7 +52,7 @@ class SignedHead:
         and has to begin again."""
         try:
             for signed in returned:
-                self._check(self._letterhead.own(bytes(signed)).ledger)
+                self._check(self._signer.own(bytes(signed)).ledger)
         except LedgerError as error:
             self.behind = error  # nothing that is done from here on could be right
             raise

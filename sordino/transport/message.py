@@ -29,7 +29,7 @@ LENGTH = struct.Struct("<I")
 MOST_HEAD = 1 << 20  # bytes
 SIGNATURE = 64
 UNSIGNED = bytes(SIGNATURE)
-DOMAIN = b"sordino letter 1\n"  # a signature of a message is a signature of nothing else
+DOMAIN = b"sordino message 1\n"  # a signature of a message is a signature of nothing else
 
 Name = Annotated[str, Field(max_length=128)]
 Size = Annotated[int, Field(ge=0)]
@@ -90,7 +90,7 @@ class Signer:
         head = Heading(self.run, stage, self.name, to, said, self.config, self.agreement, ledger, sizes, digest)
         text = json.dumps(asdict(head)).encode()
         if len(text) > MOST_HEAD:
-            raise _no_letter(f"its head would have {len(text)} bytes, {MOST_HEAD} are allowed")
+            raise _no_message(f"its head would have {len(text)} bytes, {MOST_HEAD} are allowed")
         signature = UNSIGNED if self.key is None else self.key.sign(DOMAIN + text)
         return b"".join([LENGTH.pack(len(text)), text, signature, *bodies])
 
@@ -115,13 +115,13 @@ class Signer:
                 )
         begin = LENGTH.size + len(text) + SIGNATURE
         if begin + sum(head.sizes) != len(view):
-            raise _no_letter(f"its bodies should have {sum(head.sizes)} bytes, {len(view) - begin} came")
+            raise _no_message(f"its bodies should have {sum(head.sizes)} bytes, {len(view) - begin} came")
         bodies = []
         for size in head.sizes:
             bodies.append(view[begin : begin + size])
             begin += size
         if self.known is not None and digest_of(bodies) != head.digest:
-            raise _no_letter("its bodies are not those that were signed")
+            raise _no_message("its bodies are not those that were signed")
         return Message(head, tuple(bodies), bytes(view[: LENGTH.size + len(text) + SIGNATURE]))
 
     def own(self, signed: bytes) -> Heading:
@@ -132,7 +132,7 @@ class Signer:
         if self.key is not None:
             _check_signature({self.name: self.key.public_key()}, head, text, signature)
         if (head.run, head.sender) != (self.run, self.name):
-            raise _no_letter("this side wrote nothing like it in this run")
+            raise _no_message("this side wrote nothing like it in this run")
         return head
 
 
@@ -162,16 +162,16 @@ def digest_of(bodies: Sequence[bytes | memoryview]) -> str:
 
 def _opened(view: memoryview) -> tuple[Heading, bytes, bytes]:
     if len(view) < LENGTH.size:
-        raise _no_letter(f"{len(view)} bytes came")
+        raise _no_message(f"{len(view)} bytes came")
     (length,) = LENGTH.unpack_from(view)
     end = LENGTH.size + length
     if length > MOST_HEAD or len(view) < end + SIGNATURE:
-        raise _no_letter(f"it claims a head of {length} bytes, and {len(view)} came in all")
+        raise _no_message(f"it claims a head of {length} bytes, and {len(view)} came in all")
     text = bytes(view[LENGTH.size : end])
     try:
         head = _HEAD.validate_python(read_json(text.decode()), strict=False)
     except (ValueError, RecursionError, ValidationError) as error:
-        raise _no_letter(f"its head cannot be read: {error}"[:300]) from None
+        raise _no_message(f"its head cannot be read: {error}"[:300]) from None
     return head, text, bytes(view[end : end + SIGNATURE])
 
 
@@ -193,8 +193,8 @@ def _check_signature(known: Mapping[str, Ed25519PublicKey], head: Heading, text:
         ) from None
 
 
-def _no_letter(why: str) -> WireError:
-    return WireError("the received bytes are not a message", why=why, fix="ignore it", code="no-letter")
+def _no_message(why: str) -> WireError:
+    return WireError("the received bytes are not a message", why=why, fix="ignore it", code="no-message")
 
 
 Writes: TypeAlias = Callable[[], bytes]  # makes the bytes of a message, whenever one is handed out
@@ -204,7 +204,7 @@ class Arrived(NamedTuple):
     """The answer to one message."""
 
     ticket: int
-    letter: bytes
+    message: bytes
 
 
 class Carrier(ABC):
@@ -219,7 +219,7 @@ class Carrier(ABC):
         """The names of the sites that can be reached now."""
 
     @abstractmethod
-    def send(self, to: str, letter: Writes) -> int:
+    def send(self, to: str, message: Writes) -> int:
         """Queues a message; returns a ticket for its answer. A site gets one message after another."""
 
     @abstractmethod

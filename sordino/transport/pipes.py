@@ -57,11 +57,11 @@ class Pipes(Carrier):
     def who(self) -> Sequence[str]:
         return list(self._processes)
 
-    def send(self, to: str, letter: Writes) -> int:
+    def send(self, to: str, message: Writes) -> int:
         stream = self._processes[to].stdin
         assert stream is not None
         try:
-            write(stream, letter())
+            write(stream, message())
         except BrokenPipeError:
             raise self._gone(to) from None
         self._sent += 1
@@ -121,8 +121,8 @@ def _refusal(frame: bytes) -> SordinoError:
 def serve(answer: Callable[[bytes], bytes], incoming: IO[bytes], outgoing: IO[bytes]) -> None:
     """Main loop of a client process: answers messages until the stream ends."""
     write(outgoing, READY)
-    while (letter := read(incoming)) is not None:
-        write(outgoing, answer(letter))
+    while (message := read(incoming)) is not None:
+        write(outgoing, answer(message))
 
 
 def write(stream: IO[bytes], data: bytes) -> None:

@@ -198,16 +198,16 @@ class RequestHandler:
 
     def __init__(
         self,
-        letterhead: Signer,
+        signer: Signer,
         sites: Callable[[int], Site],
-        porter: RequestPolicy | None = None,
-        shelf: ReplyStore | None = None,
+        policy: RequestPolicy | None = None,
+        replies: ReplyStore | None = None,
     ) -> None:
-        """`sites`: makes the site for a phase, with its clients' states before it. Without a shelf (store of answers
-        and states) nothing is kept.
+        """`sites`: makes the site for a phase, with its clients' states before it. `replies`: store of answers and
+        states; without one nothing is kept.
         """
-        self._letterhead, self._make, self._shelf = letterhead, sites, shelf
-        self._porter = porter or RequestPolicy()
+        self._signer, self._make, self._replies = signer, sites, replies
+        self._policy = policy or RequestPolicy()
         self._stage = -1
         self._site: Site | None = None
         self._masked: MaskedSteps | None = None  # the masked round that this site takes part in
@@ -215,20 +215,20 @@ class RequestHandler:
     def answer(self, data: bytes | memoryview) -> bytes:
         """Answer to a message, as a message; an error becomes a refusal."""
         try:
-            letter = self._letterhead.read(data)
+            message = self._signer.read(data)
         except WireError as error:
-            self._porter.declined(error)
+            self._policy.declined(error)
             return self._refuse(error, data)
         try:
             with user_code.blamed():
-                return self._answered(letter)
+                return self._answered(message)
         except SordinoError as error:
-            self._porter.declined(error)
-            return self._written(letter.head, Refused.of(error))
+            self._policy.declined(error)
+            return self._written(message.head, Refused.of(error))
 
-    def _answered(self, letter: Message) -> bytes:
-        head = letter.head
-        asked = Operation(head.stage, read_command(head.said), letter.bodies, head.ledger)
+    def _answered(self, message: Message) -> bytes:
+        head = message.head
+        asked = Operation(head.stage, read_command(head.said), message.bodies, head.ledger)
         if len(asked.messages) != asked.command.messages:
             raise WireError(
                 f"{len(asked.messages)} messages came with a command that has {asked.command.messages}",
@@ -238,13 +238,13 @@ class RequestHandler:
         if isinstance(asked.command, Mask):
             return self._written(head, *self._mask(asked, asked.command))
         if isinstance(asked.command, Round):
-            secure = self._porter.secure(asked.stage)
+            secure = self._policy.secure(asked.stage)
             if (secure is not None) != (asked.command.among > 0):
                 raise _other_uploads(secure is not None)
             answer = self._begin_masked if isinstance(secure, Aggregated) else self._round
             return self._written(head, *answer(asked, asked.command))
-        self._porter.admit(asked)
-        if (own := self._porter.does(asked)) is not None:
+        self._policy.admit(asked)
+        if (own := self._policy.does(asked)) is not None:
             return self._written(head, own)
         with self._all_or_nothing():
             bodies = list(self._site_of(asked.stage).obey(asked.command, asked.messages))
@@ -252,23 +252,23 @@ class RequestHandler:
 
     def _round(self, asked: Operation, command: Round) -> Given:
         if (before := self._kept(asked)) is not None:
-            self._porter.release(asked, before[1])  # a crash may have come between the two
+            self._policy.release(asked, before[1])  # a crash may have come between the two
             return before
-        paid = self._porter.pay(asked, command)
+        paid = self._policy.pay(asked, command)
         with self._all_or_nothing():
             site = self._site_of(asked.stage)
             answer, bodies = Answered(sorted(paid.terms)), list(self._uploads(site, asked, paid))
-            if self._shelf is not None:
-                self._shelf.put(asked.name, asked.digest, answer, bodies, site.states.trees())
-        self._porter.release(asked, bodies)
+            if self._replies is not None:
+                self._replies.put(asked.name, asked.digest, answer, bodies, site.states.trees())
+        self._policy.release(asked, bodies)
         return answer, bodies
 
     def _uploads(self, site: Site, asked: Operation, command: Round) -> Iterator[bytes]:
         """Uploads that leave a site: ciphertexts, where the server may read none."""
-        if not isinstance(self._porter.secure(asked.stage), Encrypted):
+        if not isinstance(self._policy.secure(asked.stage), Encrypted):
             yield from site.obey(command, asked.messages)
             return
-        grid, key = site.algorithm.uplink.grid, self._porter.key(asked.stage)
+        grid, key = site.algorithm.uplink.grid, self._policy.key(asked.stage)
         assert grid is not None
         key.check(grid.layout, command.among)
         for _, upload in site.uploads(command, asked.messages):
@@ -283,7 +283,7 @@ class RequestHandler:
             if (before := self._kept(asked)) is not None:
                 return before  # no client: what masked the words that have left is lost
             begun: Callable[..., MaskedSteps] = branches.part("secure_sums", "masked round")
-            self._masked = begun(asked, self._porter.pay(asked, command), self._site_of(asked.stage))
+            self._masked = begun(asked, self._policy.pay(asked, command), self._site_of(asked.stage))
         return self._masked.first(asked)
 
     def _mask(self, asked: Operation, command: Mask) -> Given:
@@ -299,10 +299,10 @@ class RequestHandler:
 
         def keep(bodies: Sequence[bytes]) -> None:
             assert masked is not None
-            if self._shelf is not None:
+            if self._replies is not None:
                 states = self._site_of(asked.stage).states.trees()
-                self._shelf.put(masked.asked.name, masked.asked.digest, Answered(), [], states)
-            self._porter.release(masked.asked, bodies)
+                self._replies.put(masked.asked.name, masked.asked.digest, Answered(), [], states)
+            self._policy.release(masked.asked, bodies)
 
         if (before := masked.given(asked, command)) is not None:
             return before
@@ -318,21 +318,21 @@ class RequestHandler:
             with user_code.blamed():
                 yield
         except BaseException as error:
-            if self._shelf is not None:
+            if self._replies is not None:
                 self._site = self._masked = None
             if isinstance(error, SordinoError):
-                raise self._porter.failed(error) from error
+                raise self._policy.failed(error) from error
             raise
 
     def _kept(self, asked: Operation) -> Given | None:
         """Stored answer to a round, None where the round is new; refused where the round is older than the last one and
         its answer is no longer stored."""
-        if self._shelf is None:
+        if self._replies is None:
             return None
-        found = self._shelf.find(asked.name, asked.digest)
-        if found is None and Operation.place_of(asked.name) < Operation.place_of(self._shelf.last):
+        found = self._replies.find(asked.name, asked.digest)
+        if found is None and Operation.place_of(asked.name) < Operation.place_of(self._replies.last):
             raise LedgerError(
-                f"{asked.name} comes before {self._shelf.last}, which this site has answered",
+                f"{asked.name} comes before {self._replies.last}, which this site has answered",
                 why="it may have been answered too, and a second answer would be unpaid",
                 fix="the server must continue from its newest checkpoint",
                 code="answered-before",
@@ -345,14 +345,14 @@ class RequestHandler:
         return self._site
 
     def _written(self, head: Heading, answer: Answer, bodies: Sequence[bytes] = ()) -> bytes:
-        place = self._porter.place
-        return self._letterhead.write(head.sender, head.stage, asdict(answer), bodies, place)
+        place = self._policy.place
+        return self._signer.write(head.sender, head.stage, asdict(answer), bodies, place)
 
     def _refuse(self, error: WireError, data: bytes | memoryview) -> bytes:
         try:
             head = peek(data)
         except WireError:
-            head = Heading(self._letterhead.run, 0, "", self._letterhead.name, {})
+            head = Heading(self._signer.run, 0, "", self._signer.name, {})
         return self._written(head, Refused.of(error))
 
 

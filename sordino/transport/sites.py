@@ -52,7 +52,7 @@ class Sites(Executor):
     """All sites of a phase, reached through one carrier; here processes of one run, which ends if one of them fails."""
 
     carrier: Carrier
-    letterhead: Signer
+    signer: Signer
     stage: int
     members: Mapping[str, Sequence[int]]  # the clients of each site
     header: Callable[[int], wire.Header]  # of the broadcast of a round
@@ -106,11 +106,11 @@ class Sites(Executor):
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         """Scores of models by all sites at once, each on its own clients' test examples."""
-        message = wire.encode(self.header(t), tuple(models))
+        sent = wire.encode(self.header(t), tuple(models))
         found: Scores = {}
-        for peer, letter in self.ask(Score(t, len(models), list(ways)), message).items():
+        for peer, message in self.ask(Score(t, len(models), list(ways)), sent).items():
             try:
-                found |= _scores(peer, letter.bodies, self.members[peer])
+                found |= _scores(peer, message.bodies, self.members[peer])
             except WireError as error:
                 self._refused(peer, error)
         return found
@@ -130,7 +130,7 @@ class Sites(Executor):
 
     def exchange(
         self,
-        letters: Mapping[str, tuple[Command, Sequence[bytes]]],
+        messages: Mapping[str, tuple[Command, Sequence[bytes]]],
         enough: Callable[[Replies], bool] = lambda answers: True,
         seconds: float = FOREVER,
         others: Callable[[], Mapping[str, tuple[Command, Sequence[bytes]]]] = dict,
@@ -138,18 +138,18 @@ class Sites(Executor):
         """Send each of these sites its message and wait for the answers, at most `seconds` or the timeout of a round.
         If the answers then are not `enough`, send the messages of `others` too, and go on waiting.
         """
-        tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in letters.items()}
+        tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in messages.items()}
         until = time.monotonic() + min(seconds, self._patience_of_all)
 
         def came() -> Replies:
             found = {peer: self._came.get(ticket) for peer, ticket in tickets.items()}
-            return {peer: letter for peer, letter in found.items() if isinstance(letter, Message)}
+            return {peer: message for peer, message in found.items() if isinstance(message, Message)}
 
         while any(ticket in self._out for ticket in tickets.values()):
             if time.monotonic() >= self._due(until):
                 if enough(came()):
                     break
-                tickets |= {peer: self._send(peer, *letter) for peer, letter in others().items()}
+                tickets |= {peer: self._send(peer, *message) for peer, message in others().items()}
                 until = time.monotonic() + SOON
             self._wait(until)
         found = came()
@@ -209,7 +209,7 @@ class Sites(Executor):
         self, t: int, down: Tree, terms: Mapping[int, Terms], asked: Mapping[str, Sequence[int]]
     ) -> dict[int, int]:
         shared = None if self.told is not None else wire.encode(self.header(t), down)
-        digest = digest_of([shared]) if shared is not None and self.letterhead.key is not None else ""  # once for all
+        digest = digest_of([shared]) if shared is not None and self.signer.key is not None else ""  # once for all
         of: dict[int, int] = {}
         for peer, clients in asked.items():
             for some in _parts(clients, self.most):
@@ -263,7 +263,7 @@ class Sites(Executor):
     ) -> Callable[[], bytes]:
         """Function that writes the message to a site, called each time that the message is delivered."""
         told = asdict(command)
-        return lambda: self.letterhead.write(peer, self.stage, told, bodies, ledger, digest)
+        return lambda: self.signer.write(peer, self.stage, told, bodies, ledger, digest)
 
     def _wait(self, until: float) -> None:
         """Takes in the next answers, waiting at most until `until`; sends refused messages again when it is time, and
@@ -290,22 +290,22 @@ class Sites(Executor):
             if (out := self._out.get(ticket)) is None:
                 continue  # the second answer to one message, or one that is not waited for any more
             try:
-                letter = self._read(out, one.letter)
+                message = self._read(out, one.message)
             except SordinoError as error:
                 if not self._asks_again(ticket, error):
                     self._settled(ticket, error)
                 self._refused(out.peer, error)
             else:
                 self._moved[out.peer] = time.monotonic()
-                self._settled(ticket, letter)
+                self._settled(ticket, message)
 
     def _read(self, out: _Out, data: bytes) -> Message:
-        letter = self.letterhead.read(data)
-        if letter.head.sender != out.peer or letter.head.stage != self.stage:
-            raise WireError("an answer to another message came", fix="ignore it", code="other-letter")
-        if isinstance(answer := read_answer(letter.head.said), Refused):
+        message = self.signer.read(data)
+        if message.head.sender != out.peer or message.head.stage != self.stage:
+            raise WireError("an answer to another message came", fix="ignore it", code="other-answer")
+        if isinstance(answer := read_answer(message.head.said), Refused):
             raise answer.error(self.named(out.peer))
-        return letter
+        return message
 
     def named(self, peer: str) -> str:
         """Name of a site in texts for the user."""
@@ -318,14 +318,14 @@ class Sites(Executor):
 
     def _uploads(self, ticket: int, clients: Sequence[int]) -> dict[int, memoryview]:
         """Uploads in an answer, only those of clients that were asked."""
-        if isinstance(letter := self._came.pop(ticket), SordinoError):
+        if isinstance(message := self._came.pop(ticket), SordinoError):
             return {}
-        answer = read_answer(letter.head.said)
-        if not isinstance(answer, Answered) or len(answer.clients) != len(letter.bodies):
+        answer = read_answer(message.head.said)
+        if not isinstance(answer, Answered) or len(answer.clients) != len(message.bodies):
             error = WireError("a message came that does not answer a round", fix="ignore it", code="no-answer")
-            self._refused(letter.head.sender, error)
+            self._refused(message.head.sender, error)
             return {}
-        return {k: body for k, body in zip(answer.clients, letter.bodies, strict=True) if k in clients}
+        return {k: body for k, body in zip(answer.clients, message.bodies, strict=True) if k in clients}
 
 
 def _parts(clients: Sequence[int], most: int | None) -> Iterator[Sequence[int]]:

@@ -72,7 +72,7 @@ class Federated:
         for name in (SERVER, *peers):
             self.keys.setdefault(name, Ed25519PrivateKey.generate())
         if HOLDER in peers:
-            self.holder = KeyHolder(self.place / HOLDER, whole, self.letterhead(HOLDER))
+            self.holder = KeyHolder(self.place / HOLDER, whole, self.signer(HOLDER))
 
     @property
     def run(self) -> str:
@@ -82,7 +82,7 @@ class Federated:
     def folder(self) -> Path:
         return self.place / SERVER
 
-    def letterhead(self, name: str) -> Signer:
+    def signer(self, name: str) -> Signer:
         known = {who: key.public_key() for who, key in self.keys.items() if (who == SERVER) != (name == SERVER)}
         return Signer(name, self.run, self.experiment.digest(), self.agreed.digest, self.keys[name], known)
 
@@ -100,7 +100,7 @@ class Federated:
         rows, tests = population.shares
         trained = Shards(population.named.train, rows, own)
         tested = Shards(population.named.test, tests, own)
-        member = Membership(folder, whole, trained, tested, self.letterhead(site), moved=self.moved)
+        member = Membership(folder, whole, trained, tested, self.signer(site), moved=self.moved)
         if self.holder is not None:
             member.key_digest = self.holder.digest
         self.members[site] = member
@@ -111,7 +111,7 @@ class Federated:
 
     def half(self, carrier: Carrier) -> SitesBackend:
         whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
-        post = SitesConnection(carrier, self.letterhead(SERVER), self.patience, self._note)
+        post = SitesConnection(carrier, self.signer(SERVER), self.patience, self._note)
         population = self.simulation.population
         return SitesBackend.of(
             whole, self.agreed, post, population.kept._replace(tested=None), population.source.schema
@@ -122,10 +122,10 @@ class Federated:
             self.notes.append(event.words)
         self.hears(event)
 
-    def _asks_holder(self, letter: bytes) -> bytes:
+    def _asks_holder(self, message: bytes) -> bytes:
         """The holder as it is now: a test may start it again."""
         assert self.holder is not None
-        return self.holder.answer(letter)
+        return self.holder.answer(message)
 
     def play(self, carrier: Carrier | None = None) -> Ended:
         """From where it stands to the end; sites that are not there are started. Nobody is far, so nobody is waited for."""
@@ -136,7 +136,7 @@ class Federated:
                     self.member(site)
                 stack.callback(self.stop, site)
             handlers = {
-                site: lambda letter, site=site: self.members[site].handler.answer(letter) for site in self.members
+                site: lambda message, site=site: self.members[site].handler.answer(message) for site in self.members
             }
             if self.holder is not None:
                 handlers[HOLDER] = self._asks_holder

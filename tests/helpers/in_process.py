@@ -10,7 +10,7 @@ Reply = Callable[[bytes], bytes]
 
 
 class InProcess(Carrier):
-    """Carries a letter to the handler of its receiver when somebody waits for the answer."""
+    """Carries a message to the handler of its receiver when somebody waits for the answer."""
 
     def __init__(self, handlers: Mapping[str, Reply]) -> None:
         self._handlers, self._waiting, self._sent = handlers, dict[int, tuple[str, Writes]](), 0
@@ -22,17 +22,17 @@ class InProcess(Carrier):
     def who(self) -> Sequence[str]:
         return list(self._handlers)
 
-    def send(self, to: str, letter: Writes) -> int:
+    def send(self, to: str, message: Writes) -> int:
         self._sent += 1
-        self._waiting[self._sent] = to, letter
+        self._waiting[self._sent] = to, message
         return self._sent
 
     def came(self, seconds: float) -> Sequence[Arrived]:
         if not self._waiting:
             return []
         ticket = next(iter(self._waiting))
-        to, letter = self._waiting.pop(ticket)
-        return [Arrived(ticket, self._handlers[to](letter()))]
+        to, message = self._waiting.pop(ticket)
+        return [Arrived(ticket, self._handlers[to](message()))]
 
     def cancel(self, ticket: int) -> None:
         self._waiting.pop(ticket, None)

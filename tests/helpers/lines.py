@@ -81,7 +81,7 @@ RUN = "run"
 
 
 def key_of(name: str) -> Ed25519PrivateKey:
-    """The key that signs a site's letters in these tests."""
+    """The key that signs a site's messages in these tests."""
     return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
 
 
@@ -119,7 +119,7 @@ def fetched(opened: Any, name: str | None = None, sign: Callable[[bytes], bytes]
     return call
 
 
-def letter_of(call: Any) -> grpc_line.PendingMessage:
+def message_of(call: Any) -> grpc_line.PendingMessage:
     head = grpc_line.begun(call, MOST)
     assert head is not None
     return grpc_line.PendingMessage(head[0], grpc_line.rest(call, head[1]))

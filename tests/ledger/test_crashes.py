@@ -279,7 +279,7 @@ def halves(folder: Path, old: bytes | None, new: bytes, without: str = "") -> li
 @pytest.mark.parametrize("old", [None, b"", b"old"])
 @pytest.mark.parametrize("new", [b"n", b"new" * 1000])
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, old: bytes | None, new: bytes) -> None:
-    """Notes of a run, a site's purse, checkpoints. The broken twins leave a sync out."""
+    """Notes of a run, a site's accounts, checkpoints. The broken twins leave a sync out."""
     assert halves(tmp_path, old, new) == []
     assert halves(tmp_path, old, new, without="sync")
     assert halves(tmp_path, old, new, without="folder")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import one
 
-PURSE = "tests/sites/test_site_accounts.py"
+ACCOUNTS = "tests/sites/test_site_accounts.py"
 REMOTE = "tests/sites/test_remote_sites.py"
 FAULTS = "tests/sites/test_faults.py"
 ROLLED = "tests/sites/test_rolled_back.py"
@@ -70,7 +70,7 @@ DEPLOYED = [
         f"{REMOTE}::test_everybody_is_told_the_end_and_nobody_is_waited_for_without_end",
     ),
     one(
-        "who has a certificate of a site's name fetches its letters",
+        "who has a certificate of a site's name fetches its messages",
         "sites/grpc_server.py",
         "        if not self._proves(hole, challenge, proof):",
         "        if False:",
@@ -93,9 +93,9 @@ DEPLOYED = [
     one(
         "a site tells the forger alone what it refuses",
         "transport/request_handler.py",
-        "        except SordinoError as error:\n            self._porter.declined(error)",
+        "        except SordinoError as error:\n            self._policy.declined(error)",
         "        except SordinoError as error:",
-        f"{PURSE}::test_a_forged_round_is_refused_and_costs_nothing",
+        f"{ACCOUNTS}::test_a_forged_round_is_refused_and_costs_nothing",
     ),
     one(
         "a flood of strangers fills the disk",
@@ -172,7 +172,7 @@ DEPLOYED = [
         "sites/site_accounts.py",
         "        check_shared(command.ways)\n",
         "",
-        f"{PURSE}::test_a_site_scores_no_model_of_its_own_and_no_more_than_is_planned",
+        f"{ACCOUNTS}::test_a_site_scores_no_model_of_its_own_and_no_more_than_is_planned",
     ),
     one(
         "shared scores of models that have learned from training rows",
@@ -233,8 +233,8 @@ DEPLOYED = [
     one(
         "a server forgets what sites have signed",
         "sites/remote_sites.py",
-        "self.signed[peer], self._newer = (rounds, letter.signed), True",
-        "self.signed[peer] = rounds, letter.signed",
+        "self.signed[peer], self._newer = (rounds, message.signed), True",
+        "self.signed[peer] = rounds, message.signed",
         f"{ROLLED}::test_a_server_gives_back_what_it_was_signed",
     ),
     one(
@@ -263,42 +263,42 @@ DEPLOYED = [
         "sites/site_accounts.py",
         "if not all(map(books.may_be_asked, who)):",
         "if False:",
-        f"{PURSE}::test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed",
+        f"{ACCOUNTS}::test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed",
     ),
     one(
         "a site plays with whatever noise it is told",
         "sites/site_accounts.py",
         "    if asked.multiplier is not None and not asked.multiplier >= least:",
         "    if False:",
-        f"{PURSE}::test_a_forged_round_is_refused_and_costs_nothing",
+        f"{ACCOUNTS}::test_a_forged_round_is_refused_and_costs_nothing",
     ),
     one(
         "a rounding of the server takes noise away",
         "sites/site_accounts.py",
         "    return replace(asked, multiplier=price.multiplier)",
         "    return asked",
-        f"{PURSE}::test_a_client_that_was_cut_off_takes_part_again",
+        f"{ACCOUNTS}::test_a_client_that_was_cut_off_takes_part_again",
     ),
     one(
         "a server that forgot what it spent",
         "sites/site_accounts.py",
         "if now.length < before.length or",
         "if",
-        f"{PURSE}::test_a_server_that_forgot_what_it_spent_is_refused",
+        f"{ACCOUNTS}::test_a_server_that_forgot_what_it_spent_is_refused",
     ),
     one(
         "a site's ledger tells for which hidden rounds it was drawn",
         "sites/site_accounts.py",
         "        if not books.plan.everyone_pays:\n            books.store",
         "        if True:\n            books.store",
-        f"{PURSE}::test_a_site_tells_nobody_for_which_rounds_it_was_drawn",
+        f"{ACCOUNTS}::test_a_site_tells_nobody_for_which_rounds_it_was_drawn",
     ),
     one(
         "another content under an old name",
         "transport/request_handler.py",
         "if known.asked != asked:",
         "if False:",
-        f"{PURSE}::test_the_same_round_has_one_answer",
+        f"{ACCOUNTS}::test_the_same_round_has_one_answer",
     ),
     one(
         "a deadline between two answers ends a round of too few",
@@ -343,10 +343,10 @@ DEPLOYED = [
         "tests/transport/test_pipes.py::test_a_damaged_answer_is_an_absent_client_and_is_told[scaffold]",
     ),
     one(
-        "no digest of a signed letter is compared",
+        "no digest of a signed message is compared",
         "transport/message.py",
         "if self.known is not None and digest_of(bodies) != head.digest:",
         "if False:",
-        "tests/sites/test_strangers.py::test_a_letter_that_is_not_believed_reaches_no_client[a body that was changed]",
+        "tests/sites/test_strangers.py::test_a_message_that_is_not_believed_reaches_no_client[a body that was changed]",
     ),
 ]

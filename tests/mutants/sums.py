@@ -47,7 +47,7 @@ SUMS = [
         f"{ENCRYPTED}::test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart",
     ),
     one(
-        "masked words leave before the shelf knows it",
+        "masked words leave before they are stored",
         "secagg/masked.py",
         '        if command.step == "inbox":\n            keep(found[1])\n',
         "",
@@ -65,7 +65,7 @@ SUMS = [
         "secagg/masked.py",
         "if before[0] != asked.digest:",
         "if False:",
-        f"{MASKED}::test_a_letter_that_comes_again_gets_the_same_bytes",
+        f"{MASKED}::test_a_message_that_comes_again_gets_the_same_bytes",
     ),
     one(
         "another model for some sites goes unnoticed",

@@ -132,13 +132,16 @@ def test_a_site_says_over_the_wire_what_it_says_in_the_same_process() -> None:
     assert [a == b for a, b in zip(again, direct, strict=True)] == [False, True, True, True]  # terms matter
 
 
-def test_states_that_a_site_keeps_on_its_shelf_come_back(tmp_path: Path) -> None:
-    """The server's checkpoint holds none of them: what is not on the shelf is lost in a crash."""
+def test_states_that_a_site_keeps_in_its_folder_come_back(tmp_path: Path) -> None:
+    """The server's checkpoint holds none of them: what is not in the folder is lost in a crash."""
     simulation = simulated(config.validate(SMALL | {"algorithm": {"name": "scaffold", "local_steps": 1}}))
-    site, federation = simulation.site("run", shelf=tmp_path / "clients"), simulation.federation(":memory:", "run")
+    site, federation = (
+        simulation.site("run", state_folder=tmp_path / "clients"),
+        simulation.federation(":memory:", "run"),
+    )
     one_round(federation, simulation.setup.state("server"), 0, site)
     assert list(site.obey(Keep(1), [])) == [b"kept"]
-    again = simulation.site("run", shelf=tmp_path / "clients")
+    again = simulation.site("run", state_folder=tmp_path / "clients")
     assert digest_trees(again.states.trees()) != digest_trees(site.states.trees())
     assert list(again.obey(Restore(1, str(tmp_path)), [])) == [b"restored"]
     assert digest_trees(again.states.trees()) == digest_trees(site.states.trees())

@@ -50,7 +50,7 @@ def test_waiting_is_in_proportion_to_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     device = SlowNetwork(latency_ms=20.0, down_mbit=8.0, up_mbit=2.0, compute=3.0)
     ticks = iter([0.0, 2.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
-    assert device.behind(lambda letter: bytes(500_000))(bytes(1_000_000)) == bytes(500_000)
+    assert device.behind(lambda message: bytes(500_000))(bytes(1_000_000)) == bytes(500_000)
     assert slept == pytest.approx([0.02 + 1.0, 4.0, 0.02 + 2.0])  # down; what took 2 s takes 6 there; up
     slept.clear()
     device.receive(500_000)  # what everybody is handed once

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sordino.config import Experiment
-from tests.helpers.scripted_letters import Play
+from tests.helpers.scripted_messages import Play
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_a_broadcast_is_hashed_once_for_all_sites(tmp_path: Path, monkeypatch: p
     assert len(broadcasts) == len(set(broadcasts)) == BY_NAME["fedavg"].experiment().rounds
 
 
-def test_an_upload_in_a_signed_letter_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_in_a_signed_message_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server compares the digest that the site signed, which covers the seal inside the upload, too."""
     real, sealed, digests = wire._check_seal, list[bytes](), list[bytes]()
 

@@ -227,20 +227,22 @@ def test_malformed_questions_are_refused(many: int, trial: Trial) -> None:
     kept, nodes, rng = [b""], Keeps(trial, anew=True), random.Random(0)
     served(trial, nodes)
     own, site = trial.place / "site-0-run", nodes.site(0)
-    before, (invitation, _, letters) = ledger_of(own), unframed(kept[0], 3)
-    begin, letter = map(bytes, each(letters))
+    before, (invitation, _, messages) = ledger_of(own), unframed(kept[0], 3)
+    begin, message = map(bytes, each(messages))
     assert refused(site.answer(kept[0])) is None  # the control: the answer that was kept
 
     def malformed() -> bytes:
-        at, length = rng.randrange(len(letter)), rng.randrange(1, 9)
+        at, length = rng.randrange(len(message)), rng.randrange(1, 9)
         changed = (
-            letter[:at] + bytes(one ^ rng.randrange(1, 256) for one in letter[at : at + length]) + letter[at + length :]
+            message[:at]
+            + bytes(one ^ rng.randrange(1, 256) for one in message[at : at + length])
+            + message[at + length :]
         )
         return rng.choice(
             [
                 framed([invitation, b"", begin + changed]),
-                framed([invitation, b"", begin + letter[:at]]),
-                framed([invitation, b"", letters + rng.randbytes(length)]),
+                framed([invitation, b"", begin + message[:at]]),
+                framed([invitation, b"", messages + rng.randbytes(length)]),
                 framed([invitation, b""]),
                 kept[0][: rng.randrange(len(kept[0]))],
                 kept[0] + rng.randbytes(length),

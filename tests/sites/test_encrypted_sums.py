@@ -37,7 +37,7 @@ from sordino.sites.secure_sums import HOLDER, kind_of_sites
 from sordino.transport import request_handler
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.in_process import InProcess
-from tests.helpers.scripted_letters import Play, code, silent
+from tests.helpers.scripted_messages import Play, code, silent
 from tests.stories.secure_sums.sums import TEST_KEY, Table, key_for_tests, made, rows
 
 AUTHORITY: Table = {"keys": "authority", "at_least": 4}
@@ -92,7 +92,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 def holder_in(play: Play, folder: Path) -> KeyHolder:
     """The key holder, as it comes back from this folder."""
     whole = Whole(play.between.experiment, play.between.agreed.public(play.between.experiment, None))
-    return KeyHolder(folder, whole, play.between.letterhead(HOLDER))
+    return KeyHolder(folder, whole, play.between.signer(HOLDER))
 
 
 def one_round(**tables: Any) -> Experiment:
@@ -131,7 +131,7 @@ def written_down(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-def test_no_letter_from_a_site_holds_its_integers(played: Played) -> None:
+def test_no_message_from_a_site_holds_its_integers(played: Played) -> None:
     assert len(played.integers) == 5
     assert played.play.found_in_clear(played.integers) == 0
 
@@ -186,7 +186,7 @@ def test_the_holder_opens_no_sum_of_too_few_and_none_of_another_round(played: Pl
     assert holder is not None
     holder.note = told.append
     (total,) = played.play.bodies(asked)
-    (upload,) = played.play.between.letterhead(SERVER).read(played.play.first(FIVE[0], Round).answer).bodies
+    (upload,) = played.play.between.signer(SERVER).read(played.play.first(FIVE[0], Round).answer).bodies
     for command, message, why in (
         (OpenSum(0, 5), bytes(upload), "sum-of-too-few"),  # one upload, and a number that is not true
         (OpenSum(0, 3), total, "sum-of-too-few"),
@@ -208,7 +208,7 @@ def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(
     """The difference of two sums would be one upload."""
     (total,) = played.play.bodies(played.play.first(HOLDER, OpenSum))
     uploads = [
-        played.play.between.letterhead(SERVER).read(played.play.first(site, Round).answer).bodies[0] for site in FIVE
+        played.play.between.signer(SERVER).read(played.play.first(site, Round).answer).bodies[0] for site in FIVE
     ]
     public, adder = lattice_key().public, encrypted.Adder(lattice_key().public)
     for upload in uploads[1:]:
@@ -217,25 +217,25 @@ def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(
     assert code(played.play.asks(HOLDER, OpenSum(0, 4), [other])) == "opened-before"
     shutil.copytree(played.play.between.place / HOLDER, folder)
     forgets = holder_in(played.play, folder)
-    letter = played.play.between.letterhead(SERVER).write(HOLDER, 0, asdict(OpenSum(0, 4)), [other])
-    read = played.play.between.letterhead(SERVER).read
+    message = played.play.between.signer(SERVER).write(HOLDER, 0, asdict(OpenSum(0, 4)), [other])
+    read = played.play.between.signer(SERVER).read
     begun(played.play, forgets)
-    assert code(read(forgets.answer(letter))) == "opened-before"
+    assert code(read(forgets.answer(message))) == "opened-before"
     again = read(played.play.first(HOLDER, OpenSum).answer)
     assert list(map(bytes, again.bodies)) == list(map(bytes, played.play.asks(HOLDER, OpenSum(0, 5), [total]).bodies))
     (folder / "opened.json").unlink()  # an older copy that was put back: the user's state folder knows
     begun(played.play, knows := holder_in(played.play, folder))
-    assert code(read(knows.answer(letter))) == "opened-before"
+    assert code(read(knows.answer(message))) == "opened-before"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
     (folder / "opened.json").unlink(missing_ok=True)
     old = holder_in(played.play, folder)  # only the server knows how far it had come
-    assert code(read(old.answer(letter))) == "begin-first"
+    assert code(read(old.answer(message))) == "begin-first"
     assert begun(played.play, old, again.signed) == "key-holder-rolled-back"
     assert old.head.behind is not None
-    assert code(read(old.answer(letter))) == "begin-first"
+    assert code(read(old.answer(message))) == "begin-first"
     forgets = holder_in(played.play, folder)  # control: a server that hides what it was signed has it opened
     begun(played.play, forgets)
-    assert read(forgets.answer(letter)).bodies
+    assert read(forgets.answer(message)).bodies
 
 
 def test_a_holder_signs_no_sum_that_its_full_disk_did_not_take(
@@ -252,10 +252,10 @@ def test_a_holder_signs_no_sum_that_its_full_disk_did_not_take(
 
 def begun(play: Play, holder: KeyHolder, signed: bytes = b"") -> str:
     """Begins with the holder: it is shown what it says now, or this head. The code of a refusal."""
-    letterhead = play.between.letterhead(SERVER)
-    first = letterhead.read(holder.answer(letterhead.write(HOLDER, 0, asdict(Begin()))))
-    again = letterhead.write(HOLDER, 0, asdict(Begin(answered=True)), [signed or first.signed])
-    answer = read_answer(letterhead.read(holder.answer(again)).head.said)
+    signer = play.between.signer(SERVER)
+    first = signer.read(holder.answer(signer.write(HOLDER, 0, asdict(Begin()))))
+    again = signer.write(HOLDER, 0, asdict(Begin(answered=True)), [signed or first.signed])
+    answer = read_answer(signer.read(holder.answer(again)).head.said)
     return answer.code if isinstance(answer, Refused) else ""
 
 
@@ -265,32 +265,32 @@ def test_a_holder_that_was_started_again_opens_nothing_before_it_was_shown_what_
     """And its owner is told where the server never shows it. The control: who has opened nothing has signed nothing."""
     (total,) = played.play.bodies(played.play.first(HOLDER, OpenSum))
     shutil.copytree(played.play.between.place / HOLDER, folder := tmp_path / "copy")
-    letterhead, told = played.play.between.letterhead(SERVER), list[str]()
+    signer, told = played.play.between.signer(SERVER), list[str]()
     begin, opens = (
-        letterhead.write(HOLDER, 0, asdict(command), bodies)
+        signer.write(HOLDER, 0, asdict(command), bodies)
         for command, bodies in ((Begin(), []), (OpenSum(0, 5), [total]))
     )
     holder = holder_in(played.play, folder)
     holder.note = told.append
     for many in (0, 1, 2):
-        assert code(letterhead.read(holder.answer(opens))) == "begin-first"
+        assert code(signer.read(holder.answer(opens))) == "begin-first"
         assert len(told) == (many == 2)
         holder.answer(begin)
     assert "has not been asked to begin" in told[0]
     assert begun(played.play, holder) == ""
-    assert letterhead.read(holder.answer(opens)).bodies
+    assert signer.read(holder.answer(opens)).bodies
 
 
 def test_a_holder_that_is_started_again_in_the_middle_of_a_run_goes_on(playing: Callable[[Experiment], Play]) -> None:
     play = playing(made("weigh", BFV, rounds=2))
     came = list[str]()
 
-    def meets(to: str, command: Command, letter: bytes) -> bytes:
+    def meets(to: str, command: Command, message: bytes) -> bytes:
         if to == HOLDER:
             came.append(command.do)
         if isinstance(command, OpenSum) and command.t == 1 and came.count("open") == 2:
             play.between.holder = holder_in(play, play.between.place / HOLDER)
-        return letter
+        return message
 
     play.meets = meets
     assert [row["answered"] for row in play.play()] == [5, 5]
@@ -302,7 +302,7 @@ def test_a_holder_that_was_told_the_end_knows_it_after_a_restart(played: Played,
     shutil.copytree(played.play.between.place / HOLDER, folder)
     before = holder_in(played.play, folder)
     assert not before.was_over
-    before.answer(played.play.between.letterhead(SERVER).write(HOLDER, 0, asdict(End(0)), []))
+    before.answer(played.play.between.signer(SERVER).write(HOLDER, 0, asdict(End(0)), []))
     after = holder_in(played.play, folder)
     assert after.was_over
     assert not after.over  # a server that does not know that it was told tells it again
@@ -311,8 +311,8 @@ def test_a_holder_that_was_told_the_end_knows_it_after_a_restart(played: Played,
 def test_a_restarted_site_sends_the_ciphertext_that_it_sent(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = played.play.first(FIVE[1], Round)
     monkeypatch.setitem(played.play.sites, FIVE[1], played.play.between.member(FIVE[1]))
-    before = played.play.between.letterhead(SERVER).read(asked.answer).bodies
-    assert list(map(bytes, before)) == list(map(bytes, played.play.hears(FIVE[1], asked.letter).bodies))
+    before = played.play.between.signer(SERVER).read(asked.answer).bodies
+    assert list(map(bytes, before)) == list(map(bytes, played.play.hears(FIVE[1], asked.message).bodies))
     played.play.between.stop(FIVE[1])
 
 
@@ -320,8 +320,8 @@ def test_a_restarted_site_sends_the_ciphertext_that_it_sent(played: Played, monk
 def test_without_enough_uploads_or_without_the_holder_nothing_is_opened(playing: Callable[[Experiment], Play]) -> None:
     play = playing(made("weigh", BFV, rounds=3))
     script = silent({(0, "round"): {FIVE[0]}, (1, "round"): set(FIVE[:2])})
-    play.meets = lambda to, command, letter: (
-        None if isinstance(command, OpenSum) and command.t == 2 else script(to, command, letter)
+    play.meets = lambda to, command, message: (
+        None if isinstance(command, OpenSum) and command.t == 2 else script(to, command, message)
     )
     found = play.play()
     assert [row["answered"] for row in found] == [4, 0, 0]
@@ -385,7 +385,7 @@ def test_a_run_without_ciphers_needs_no_key_holder(playing: Callable[[Experiment
         KeyHolder(
             tmp_path / "nobody",
             Whole(play.between.experiment, play.between.agreed.public(play.between.experiment, None)),
-            play.between.letterhead("site-0"),
+            play.between.signer("site-0"),
         )
     assert refusal.value.code == "no-key-needed"
 
@@ -394,6 +394,6 @@ def test_no_site_holds_the_key(played: Played) -> None:
     setup = played.play.between.half(played.play.road).setup
     with pytest.raises(SordinoError) as refusal:
         kind_of_sites(setup)(
-            played.play.road, played.play.between.letterhead(SERVER), 0, {HOLDER: [0]}, setup.header("run"), secure=None
+            played.play.road, played.play.between.signer(SERVER), 0, {HOLDER: [0]}, setup.header("run"), secure=None
         )
     assert refusal.value.code == "key-holder-has-clients"

@@ -1,4 +1,4 @@
-"""Letters that are lost, late or twice there, sites and servers that die anywhere: the run ends as if nothing had been."""
+"""Messages lost, late or twice there, sites and servers that die anywhere: the run ends as if nothing had been."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def same(between: Federated, loop: Path) -> bool:
 
 
 class Unreliable(InProcess):
-    """Loses letters and answers until they are brought again, brings answers twice, and late, in another order."""
+    """Loses messages and answers until they are brought again, brings answers twice, and late, in another order."""
 
     def __init__(self, handlers: Mapping[str, Callable[[bytes], bytes]], seed: int = 0) -> None:
         super().__init__(handlers)
@@ -87,7 +87,7 @@ MOMENTS: Mapping[str, tuple[Any, str]] = {
 
 
 class Mortal(InProcess):
-    """A site that is killed does not answer; it comes back, and its letter is brought again."""
+    """A site that is killed does not answer; it comes back, and its message is brought again."""
 
     def __init__(self, handlers: Mapping[str, Callable[[bytes], bytes]], between: Federated) -> None:
         super().__init__(handlers)
@@ -193,9 +193,9 @@ class Away(InProcess):
     def peers(self) -> frozenset[str]:
         return super().peers() - {self.gone}
 
-    def send(self, to: str, letter: Writes) -> int:
+    def send(self, to: str, message: Writes) -> int:
         assert to != self.gone
-        return super().send(to, letter)
+        return super().send(to, message)
 
 
 @pytest.mark.slow
@@ -266,8 +266,8 @@ def test_a_round_goes_on_with_who_comes_when_others_have_gone(tmp_path: Path) ->
     class Losing(Away):
         lost: str = ""
 
-        def send(self, to: str, letter: Writes) -> int:
-            ticket = super().send(to, letter)
+        def send(self, to: str, message: Writes) -> int:
+            ticket = super().send(to, message)
             if to == self.lost:
                 self.cancel(ticket)
             return ticket
@@ -307,7 +307,7 @@ def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> Non
     class Reading(InProcess):
         def came(self, seconds: float) -> Sequence[Arrived]:
             found = super().came(seconds)
-            sent.extend(bytes(one.letter) for one in found)
+            sent.extend(bytes(one.message) for one in found)
             return found
 
     whole = Site.obey
@@ -325,9 +325,9 @@ def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> Non
     assert {row.answered for row in ended.metrics} == {4}
     failures = [event.why for event in told if event.event == "failed"]
     assert set(failures) == {"row 17 holds 'HIV-positive' its name is Alice"}
-    assert any(b"failed-at-site" in letter for letter in sent)
+    assert any(b"failed-at-site" in message for message in sent)
     for word in (b"HIV", b"Alice", b"row 17", b"secret-row"):
-        assert not any(word in letter for letter in sent)
+        assert not any(word in message for message in sent)
         assert not any(word.decode() in note for note in between.notes)
 
 
@@ -369,7 +369,7 @@ def test_a_round_of_real_noise_is_lost_only_after_all_answers_have_come(moment: 
     else:
         sites = len(between.agreed.sites)
         between.carried = lambda handlers: Dying(handlers)
-        Dying.left = 2 * sites + sites + sites // 2  # the prelude has a letter or two for each
+        Dying.left = 2 * sites + sites + sites // 2  # the prelude has a message or two for each
         with pytest.raises(Killed):
             between.play()
         between.carried = InProcess

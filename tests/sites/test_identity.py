@@ -1,4 +1,4 @@
-"""Keys that sign letters, and the list of those that are believed: what stands there at this moment, and never again a
+"""Keys that sign messages, and the list of those that are believed: what stands there at this moment, and never again a
 key that was revoked.
 """
 
@@ -44,13 +44,13 @@ def test_a_list_says_what_its_file_says_at_this_moment(place: Path) -> None:
         known["a"]
 
 
-def test_a_letter_is_believed_as_long_as_its_key_is(place: Path) -> None:
+def test_a_message_is_believed_as_long_as_its_key_is(place: Path) -> None:
     server = Signer("server", "run", known=AllowList(place))
-    letter = Signer("a", "run", key=A).write("server", 0, {"do": "done"})
-    assert server.read(letter).head.sender == "a"
+    message = Signer("a", "run", key=A).write("server", 0, {"do": "done"})
+    assert server.read(message).head.sender == "a"
     revoke(place, "a", DAY)
     with pytest.raises(WireError) as refusal:
-        server.read(letter)
+        server.read(message)
     assert refusal.value.code == "unknown-sender"
 
 

@@ -31,7 +31,7 @@ from sordino.sites.secure_sums import MaskedSites
 from sordino.sites.site_accounts import SiteAccounts
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.masked_words import Words, watched_sums, written_down
-from tests.helpers.scripted_letters import Meets, Play, code, silent, step_of
+from tests.helpers.scripted_messages import Meets, Play, code, silent, step_of
 from tests.laws.cases import BY_NAME
 from tests.sites.test_faults import Unreliable, killed_at_server
 from tests.stories.secure_sums.sums import SHARES, Table, made, rows
@@ -89,7 +89,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return Played(play, words)
 
 
-def test_no_letter_from_a_site_holds_its_words(played: Played) -> None:
+def test_no_message_from_a_site_holds_its_words(played: Played) -> None:
     assert len(played.words) == 5
     assert played.play.found_in_clear(list(played.words.values())) == 0
 
@@ -111,7 +111,7 @@ def test_a_site_sends_no_upload_in_clear(played: Played) -> None:
     asked = play.asks(FIVE[0], Round(1, first.command.terms), play.bodies(first))
     assert code(asked) == "other-uploads"
     header = play.between.half(play.road).setup.header("run")
-    clear = RemoteSites(play.road, play.between.letterhead(SERVER), 0, {}, lambda t: header(t, -1), secure=Aggregated())
+    clear = RemoteSites(play.road, play.between.signer(SERVER), 0, {}, lambda t: header(t, -1), secure=Aggregated())
     with pytest.raises(UnsoundGuarantee) as refusal:
         clear(0, (), {})
     assert refusal.value.code == "clear-uploads"
@@ -157,14 +157,14 @@ def test_no_sum_with_too_few_shares_of_noise_is_opened(
 def other_broadcast(play: Play, *victims: str) -> Meets:
     """A server that sends some sites another model, with its own signature."""
 
-    def meets(to: str, command: Command, letter: bytes) -> bytes:
+    def meets(to: str, command: Command, message: bytes) -> bytes:
         if to not in victims or not isinstance(command, Round):
-            return letter
-        head, bodies, _ = play.between.letterhead(to).read(letter)
+            return message
+        head, bodies, _ = play.between.signer(to).read(message)
         body = bytearray(bodies[0])
         body[-33 - 8] ^= 1  # a bit of a number
         body[-32:] = hashlib.sha256(body[:-32]).digest()
-        return play.between.letterhead(SERVER).write(to, 0, head.said, [bytes(body)], ledger=head.ledger)
+        return play.between.signer(SERVER).write(to, 0, head.said, [bytes(body)], ledger=head.ledger)
 
     return meets
 
@@ -193,17 +193,17 @@ def test_a_server_that_hides_its_lie_is_noticed_by_the_clients(
     words, play = written_down(monkeypatch), playing(ONE_ROUND())
     told: dict[str, bytes] = {}
 
-    def meets(to: str, command: Command, letter: bytes) -> bytes:
-        letter = other_broadcast(play, FIVE[0])(to, command, letter)
-        head, bodies, _ = play.between.letterhead(to).read(letter)
+    def meets(to: str, command: Command, message: bytes) -> bytes:
+        message = other_broadcast(play, FIVE[0])(to, command, message)
+        head, bodies, _ = play.between.signer(to).read(message)
         if isinstance(command, Round):
             told[to] = hashlib.sha256(bodies[0]).digest()
         if step_of(command) != "roster":
-            return letter
+            return message
         roster = bytes(bodies[0])
         for digest in told.values():
             roster = roster.replace(digest, told[to])
-        return play.between.letterhead(SERVER).write(to, 0, head.said, [roster], ledger=head.ledger)
+        return play.between.signer(SERVER).write(to, 0, head.said, [roster], ledger=head.ledger)
 
     play.meets = meets
     row = play.play()[0]
@@ -270,12 +270,12 @@ def _believing(self: Any, sender: int, records: list[Any]) -> None:
 
 
 # again, and otherwise -------------------------------------------------------------------------------------------------
-def test_a_letter_that_comes_again_gets_the_same_bytes(played: Played) -> None:
+def test_a_message_that_comes_again_gets_the_same_bytes(played: Played) -> None:
     """At any step and after all of them; the same step with another content is refused."""
     play = played.play
     for one in [one for one in play.road.sent if step_of(one.command)]:
-        answered = play.between.letterhead(SERVER).read(one.answer)
-        assert list(map(bytes, answered.bodies)) == list(map(bytes, play.hears(one.to, one.letter).bodies))
+        answered = play.between.signer(SERVER).read(one.answer)
+        assert list(map(bytes, answered.bodies)) == list(map(bytes, play.hears(one.to, one.message).bodies))
         (body,) = play.bodies(one)
         other = play.asks(one.to, one.command, [body[:-1] + bytes([body[-1] ^ 1])])
         assert code(other) == "other-content"
@@ -291,11 +291,11 @@ def test_a_restarted_site_has_dropped_out_and_masks_nothing_twice(
     words = written_down(monkeypatch)
     play = playing(made("weigh", "secagg", rounds=2))
 
-    def meets(to: str, command: Command, letter: bytes) -> bytes:
+    def meets(to: str, command: Command, message: bytes) -> bytes:
         if to == FIVE[2] and isinstance(command, Mask) and (command.t, command.step) == (0, step):
             play.between.members[to].close()
             play.between.member(to)
-        return letter
+        return message
 
     play.meets = meets
     left = step == "request"  # its words had left
@@ -308,7 +308,7 @@ def test_a_restarted_site_has_dropped_out_and_masks_nothing_twice(
 def test_a_round_whose_words_have_left_is_not_begun_again(
     broken: bool, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a restart the first letter finds the round on the shelf. The twin keeps nothing, and pays from a ledger
+    """After a restart the first message finds the round in the store. The twin keeps nothing, and pays from a ledger
     that forgets: it would mask the same operation under fresh keys.
     """
     play, site = played.play, FIVE[0]
@@ -316,9 +316,9 @@ def test_a_round_whose_words_have_left_is_not_begun_again(
     member = play.between.member(site)
     monkeypatch.setitem(play.sites, site, member)
     if broken:
-        monkeypatch.setattr(member.shelf, "find", lambda *_: None)
+        monkeypatch.setattr(member.replies, "find", lambda *_: None)
         monkeypatch.setattr(member, "pay", lambda asked, command: command)
-    answer = play.hears(site, first.letter)
+    answer = play.hears(site, first.message)
     play.between.stop(site)
     assert read_answer(answer.head.said) == Answered([0] if broken else [])
     assert len(answer.bodies) == int(broken)
@@ -329,7 +329,7 @@ def test_a_round_whose_words_have_left_is_not_begun_again(
 def test_a_round_that_left_just_before_a_crash_is_not_played_again_much_later(
     uplink: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The site died when its answer was durable and its ledger did not know yet. Four rounds later its shelf has
+    """The site died when its answer was durable and its ledger did not know yet. Four rounds later its store has
     forgotten the round, and a server asks for it again.
     """
     play = Play(made("weigh", *([uplink] if uplink else []), rounds=5), tmp_path, monkeypatch)
@@ -337,12 +337,12 @@ def test_a_round_that_left_just_before_a_crash_is_not_played_again_much_later(
     play.play()
     first = play.first(FIVE[0], Round)
     monkeypatch.setitem(play.sites, FIVE[0], play.between.member(FIVE[0]))
-    assert code(play.hears(FIVE[0], first.letter)) == "answered-before"
+    assert code(play.hears(FIVE[0], first.message)) == "answered-before"
     play.between.stop(FIVE[0])
 
 
 @pytest.mark.slow
-def test_letters_that_are_lost_or_come_twice_change_nothing(tmp_path: Path) -> None:
+def test_messages_that_are_lost_or_come_twice_change_nothing(tmp_path: Path) -> None:
     """Every step is sent until it is answered, and taken once."""
     experiment = made("weigh", "secagg", rounds=2)
     start(experiment, tmp_path / "loop")
@@ -371,7 +371,7 @@ def test_masks_need_one_broadcast_for_all(played: Played) -> None:
     with pytest.raises(UnsoundGuarantee) as refusal:
         MaskedSites(
             played.play.road,
-            played.play.between.letterhead(SERVER),
+            played.play.between.signer(SERVER),
             0,
             {},
             lambda t: setup.header("run")(t, -1),

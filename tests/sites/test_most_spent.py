@@ -22,7 +22,7 @@ from sordino.receipts.verify import examine, verify
 from sordino.sites.invitation import invite
 from sordino.sites.join import JoinOptions, Proposed, plan
 from tests.helpers.between_sites import SERVER, Federated
-from tests.helpers.forged_letters import Server
+from tests.helpers.forged_messages import Server
 from tests.laws.cases import BY_NAME
 
 OFTEN = {"rounds": 12, "cohort": {"name": "random", "size": 2}}
@@ -72,7 +72,7 @@ def asked_in_every_round(between: Federated, stalled: bool = False) -> Receipt:
     server, answered = Server(between), 0
     try:
         for t in range(server.phase.rounds):
-            number = min(answered, server.member.purse.training.plan.participations[server.own] - 1)
+            number = min(answered, server.member.accounts.training.plan.participations[server.own] - 1)
             answer, _ = server.says(replace(server.planned(number, stalled), t=t))
             answered += isinstance(answer, Answered)
         assert answered

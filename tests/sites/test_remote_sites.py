@@ -27,7 +27,7 @@ from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.tree import Tree
 from tests.helpers.in_process import InProcess
-from tests.helpers.scripted_letters import stopped_clock
+from tests.helpers.scripted_messages import stopped_clock
 from tests.laws.cases import BY_NAME
 
 KEYS = {name: Ed25519PrivateKey.generate() for name in ("server", "good", "bad", "stranger")}
@@ -47,15 +47,15 @@ class Round:
         self.header = setup.header("run")
         self.bodies = {k: wire.encode(self.header(0, k), up) for k, up in self.site.each(0, self.down, self.terms)}
 
-    def letterhead(self, name: str) -> Signer:
+    def signer(self, name: str) -> Signer:
         return Signer(name, "run", DIGEST, DIGEST, KEYS[name], KNOWN)
 
-    def good(self, letter: bytes) -> bytes:
-        return self.letterhead("good").write("server", 0, asdict(Answered([0, 1])), [self.bodies[0], self.bodies[1]])
+    def good(self, message: bytes) -> bytes:
+        return self.signer("good").write("server", 0, asdict(Answered([0, 1])), [self.bodies[0], self.bodies[1]])
 
     def sites(self, carrier: Carrier, patience: Patience) -> RemoteSites:
         """Both sites, which have accepted before."""
-        head, members = self.letterhead("server"), {"good": [0, 1], "bad": [2]}
+        head, members = self.signer("server"), {"good": [0, 1], "bad": [2]}
         made = RemoteSites(carrier, head, 0, members, lambda t: self.header(t, -1), patience=patience, secure=None)
         made._ready.update(members)
         return made
@@ -76,14 +76,14 @@ def once() -> Iterator[Round]:
         yield made
 
 
-def bad_letters(once: Round, seed: int) -> dict[str, bytes]:
-    """One letter of every class of bad answers."""
+def bad_messages(once: Round, seed: int) -> dict[str, bytes]:
+    """One message of every class of bad answers."""
     chance = random.Random(seed)
-    own, body = once.letterhead("bad"), once.bodies[2]
+    own, body = once.signer("bad"), once.bodies[2]
     whole = own.write("server", 0, asdict(Answered([2])), [body])
 
     def said(told: Any, bodies: Sequence[bytes] = (body,), **changes: Any) -> bytes:
-        return replace(once.letterhead("bad"), **changes).write("server", 0, told, list(bodies))
+        return replace(once.signer("bad"), **changes).write("server", 0, told, list(bodies))
 
     def flipped(data: bytes, begin: int = 0) -> bytes:
         place = chance.randrange(begin, len(data))
@@ -106,7 +106,7 @@ def bad_letters(once: Round, seed: int) -> dict[str, bytes]:
         "unsigned": said(asdict(Answered([2])), key=None),
         "signed by a stranger": said(asdict(Answered([2])), key=KEYS["stranger"]),
         "signed by the other site": said(asdict(Answered([2])), key=KEYS["good"]),
-        "in the name of the other site": once.letterhead("good").write("server", 0, asdict(Answered([2])), [body]),
+        "in the name of the other site": once.signer("good").write("server", 0, asdict(Answered([2])), [body]),
         "in the name of nobody": said(asdict(Answered([2])), name="nobody"),
         "another run": said(asdict(Answered([2])), run="other"),
         "another experiment": said(asdict(Answered([2])), config="1" * 64),
@@ -144,14 +144,12 @@ def bad_letters(once: Round, seed: int) -> dict[str, bytes]:
 @pytest.mark.parametrize("seed", [0, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_bad_answer_is_an_absent_client(once: Round, seed: int | None) -> None:
     """40 classes: once in the fast tier, 25 times in the slow one."""
-    whole = once.heard(
-        lambda letter: once.letterhead("bad").write("server", 0, asdict(Answered([2])), [once.bodies[2]])
-    )
+    whole = once.heard(lambda message: once.signer("bad").write("server", 0, asdict(Answered([2])), [once.bodies[2]]))
     assert [k for k, _ in whole] == [0, 1, 2]  # the control: a good answer counts
     tried = 0
     for one in [seed] if seed is not None else range(1, 26):
-        for what, letter in bad_letters(once, one).items():
-            found = once.heard(lambda _, letter=letter: letter)
+        for what, message in bad_messages(once, one).items():
+            found = once.heard(lambda _, message=message: message)
             assert [k for k, _ in found] == [0, 1], what
             for (_, a), (_, b) in zip(found, whole, strict=False):
                 assert all(map(torch.equal, tree.leaves(a), tree.leaves(b))), what
@@ -160,7 +158,7 @@ def test_a_bad_answer_is_an_absent_client(once: Round, seed: int | None) -> None
 
 
 class Leaving(InProcess):
-    """A road on which nobody sees some of the sites, though letters reach them."""
+    """A road on which nobody sees some of the sites, though messages reach them."""
 
     unseen: frozenset[str] = frozenset()
 
@@ -170,9 +168,9 @@ class Leaving(InProcess):
 
 def test_who_has_gone_since_a_round_began_is_asked_and_waited_for(once: Round) -> None:
     """A minimum of all clients is kept, at whatever moment a site is killed and started again."""
-    own = once.letterhead("bad")
+    own = once.signer("bad")
     whole = own.write("server", 0, asdict(Answered([2])), [once.bodies[2]])
-    road = Leaving({"good": once.good, "bad": lambda letter: whole})
+    road = Leaving({"good": once.good, "bad": lambda message: whole})
     sites = once.sites(road, Patience(timeout=5.0, minimum=3))
     sites.gather()
     road.unseen = frozenset({"bad"})
@@ -187,12 +185,12 @@ def test_who_has_gone_since_a_round_began_is_asked_and_waited_for(once: Round) -
 def test_everybody_is_told_the_end_and_nobody_is_waited_for_without_end(once: Round) -> None:
     """A server that is started again may have told all before it was killed: then nobody comes."""
     told: list[str] = []
-    road = Leaving({name: lambda letter, name=name: self_told(name) for name in ("good", "bad")})
+    road = Leaving({name: lambda message, name=name: self_told(name) for name in ("good", "bad")})
 
     def self_told(name: str) -> bytes:
         told.append(name)
         road.unseen -= {"good"}  # one comes when another was told
-        return once.letterhead(name).write("server", 0, asdict(Done()), [])
+        return once.signer(name).write("server", 0, asdict(Done()), [])
 
     for gone, heard in (({"good", "bad"}, []), ({"good"}, ["bad", "good"]), (set(), ["good", "bad"])):
         road.unseen = frozenset(gone)
@@ -208,19 +206,19 @@ def test_a_site_that_refuses_is_asked_again_where_too_few_are_left(
 ) -> None:
     """A model is never made of fewer answers than the minimum, however a site fails to answer."""
     monkeypatch.setattr(remote_sites, "AGAIN", 0.0)
-    own, asked = once.letterhead("bad"), list[bytes]()
+    own, asked = once.signer("bad"), list[bytes]()
 
-    def bad(letter: bytes) -> bytes:
-        asked.append(letter)
+    def bad(message: bytes) -> bytes:
+        asked.append(message)
         if len(asked) < 3:
             return own.write("server", 0, {"do": "refused", "what": "the disk is full", "own": True}, [])
         return own.write("server", 0, asdict(Answered([2])), [once.bodies[2]])
 
-    for minimum, who, letters in ((3, [0, 1, 2], 3), (2, [0, 1], 1)):  # the second is the control
+    for minimum, who, messages in ((3, [0, 1, 2], 3), (2, [0, 1], 1)):  # the second is the control
         sites = once.sites(InProcess({"good": once.good, "bad": bad}), Patience(timeout=5.0, minimum=minimum))
         sites.gather()
         assert [k for k, _ in sites.collected(0, once.down, once.terms)] == who
-        assert len(asked) == letters
+        assert len(asked) == messages
         asked.clear()
 
 
@@ -228,9 +226,9 @@ def test_a_site_that_does_not_take_part_is_not_asked_a_hundred_times(once: Round
     """And all have answered: nobody is waited for."""
     asked: list[bytes] = []
 
-    def bad(letter: bytes) -> bytes:
-        asked.append(letter)
-        return once.letterhead("bad").write("server", 0, {"do": "refused", "what": "no", "own": True}, [])
+    def bad(message: bytes) -> bytes:
+        asked.append(message)
+        return once.signer("bad").write("server", 0, {"do": "refused", "what": "no", "own": True}, [])
 
     sites = once.sites(InProcess({"good": once.good, "bad": bad}), Patience(timeout=5.0, minimum=2))
     sites._ready.discard("bad")
@@ -246,10 +244,10 @@ def test_a_site_that_was_started_again_is_asked_to_begin_and_then_for_the_round(
     once: Round, restarts: int, takes_part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As often as it is started again; what it refuses then stands, and the round goes on without it."""
-    own, asked, notes = once.letterhead("bad"), list[str](), list[RunEvent]()
+    own, asked, notes = once.signer("bad"), list[str](), list[RunEvent]()
 
-    def bad(letter: bytes) -> bytes:
-        asked.append(str(own.read(letter).head.said["do"]))
+    def bad(message: bytes) -> bytes:
+        asked.append(str(own.read(message).head.said["do"]))
         if asked[-1] == "begin":
             said: dict[str, Any] = asdict(Accepted([2]) if takes_part else Refused("no"))
         elif asked.count("round") <= restarts or ("begin" in asked and not takes_part):
@@ -291,8 +289,8 @@ class Silent(Leaving):
 
     lost: frozenset[str] = frozenset()
 
-    def send(self, to: str, letter: Writes) -> int:
-        ticket = super().send(to, letter)
+    def send(self, to: str, message: Writes) -> int:
+        ticket = super().send(to, message)
         if to in self.lost:
             self.cancel(ticket)
         return ticket
@@ -307,9 +305,9 @@ def test_who_comes_when_others_are_gone_is_asked_beyond_the_deadline(once: Round
     """Whoever was away when a round began was never asked in it, and the round waited for ever for those who had gone
     since. The control: before the deadline, and with enough answers, nobody else is asked.
     """
-    whole = once.letterhead("bad").write("server", 0, asdict(Answered([2])), [once.bodies[2]])
+    whole = once.signer("bad").write("server", 0, asdict(Answered([2])), [once.bodies[2]])
     for lost, minimum, who in (({"good"}, 1, [2]), ((), 2, [0, 1])):
-        road = Silent({"good": once.good, "bad": lambda letter: whole})
+        road = Silent({"good": once.good, "bad": lambda message: whole})
         road.unseen, road.lost = frozenset({"bad"}), frozenset(lost)
         sites, notes = once.sites(road, Patience(timeout=0.1, minimum=2)), list[RunEvent]()
         sites.note, sites.stopped = notes.append, iter([False] * 400).__next__
@@ -323,10 +321,10 @@ def test_who_comes_when_others_are_gone_is_asked_beyond_the_deadline(once: Round
 @pytest.mark.slow
 def test_who_has_refused_once_is_asked_again_when_others_are_gone(once: Round, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_sites, "AGAIN", 0.0)
-    own, asked = once.letterhead("bad"), list[bytes]()
+    own, asked = once.signer("bad"), list[bytes]()
 
-    def bad(letter: bytes) -> bytes:
-        asked.append(letter)
+    def bad(message: bytes) -> bytes:
+        asked.append(message)
         if len(asked) == 1:
             return own.write("server", 0, {"do": "refused", "what": "the disk is full", "own": True}, [])
         return own.write("server", 0, asdict(Answered([2])), [once.bodies[2]])
@@ -340,7 +338,7 @@ def test_who_has_refused_once_is_asked_again_when_others_are_gone(once: Round, m
 
 
 def test_what_a_round_waits_for_says_who_is_revoked_and_what_to_do(once: Round) -> None:
-    road = Silent({"good": once.good, "bad": lambda letter: b""})
+    road = Silent({"good": once.good, "bad": lambda message: b""})
     road.shut_out = lambda: frozenset({"bad"})  # type: ignore[method-assign]
     road.rate = lambda peer: 1000.0  # type: ignore[method-assign]
     sites, notes = once.sites(road, Patience(timeout=0.05, minimum=3)), list[RunEvent]()
@@ -374,7 +372,7 @@ def test_a_stop_leaves_a_silent_site_a_moment_and_no_deadline(
             clock[0] += 0 if self._waiting else seconds
             return super().came(0.0)
 
-    road = Slow({"good": once.good, "bad": lambda letter: b""})
+    road = Slow({"good": once.good, "bad": lambda message: b""})
     sites, notes = once.sites(road, Patience(timeout=600.0, minimum=minimum)), list[RunEvent]()
     sites.gather()
     road.lost, sites.repeats, sites.note, sites.stopped = frozenset({"bad"}), repeats, notes.append, lambda: True

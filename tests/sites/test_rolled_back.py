@@ -23,7 +23,7 @@ from sordino.transport.message import LENGTH, SIGNATURE
 from sordino.transport.request_handler import ReplyStore
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated
-from tests.helpers.forged_letters import Server
+from tests.helpers.forged_messages import Server
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import Killed, put_back
 
@@ -73,7 +73,7 @@ def test_an_older_copy_of_a_site_answers_nothing_again(name: str, tmp_path: Path
         restarted(server)
     assert refusal.value.code == "ledger-rolled-back"
     restarted(server, moved=True)
-    assert len(server.member.purse.lost) == 1
+    assert len(server.member.accounts.lost) == 1
     assert answers(server, 2) == "answered-before"
     answered(server, 3)
     assert server.spent() == 4
@@ -136,7 +136,7 @@ def test_a_site_that_dies_as_it_notes_an_answer_gives_that_one(after: bool, tmp_
     restarted(server)
     assert kept == "0/round/0"
     assert answered(server, 0) == answered(server, 0)
-    assert server.member.purse.place.startswith("1:")
+    assert server.member.accounts.place.startswith("1:")
     server.member.close()
 
 
@@ -145,18 +145,18 @@ def test_a_site_that_dies_as_it_notes_an_answer_gives_that_one(after: bool, tmp_
 
 def signed(server: Server, t: int) -> bytes:
     """The head of the site's answer to a round, as a server keeps it."""
-    letters: list[bytes] = []
+    messages: list[bytes] = []
     whole = server.member.handler.answer
 
     def answer(data: bytes) -> bytes:
-        letters.append(whole(data))
-        return letters[-1]
+        messages.append(whole(data))
+        return messages[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server.member.handler, "answer", answer)
         assert isinstance(server.says(server.planned(t))[0], Answered)
-    (length,) = LENGTH.unpack_from(letters[0])
-    return letters[0][: LENGTH.size + length + SIGNATURE]
+    (length,) = LENGTH.unpack_from(messages[0])
+    return messages[0][: LENGTH.size + length + SIGNATURE]
 
 
 def begins(server: Server, head: bytes) -> str:
@@ -255,7 +255,7 @@ def test_a_head_that_the_site_did_not_sign_is_refused(tmp_path: Path) -> None:
     head = signed(server, 0)
     assert begins(server, signed(other, 0)) == "wrong-signature"
     assert begins(server, head.replace(b'"ledger": "1:', b'"ledger": "0:')) == "wrong-signature"
-    assert begins(server, b"") == "no-letter"
+    assert begins(server, b"") == "no-message"
     assert begins(server, head) == ""
     for each in (server, other):
         each.member.close()
@@ -301,12 +301,12 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
     notes, put = tmp_path / "notes", list[int]()
 
     def noted() -> Path:
-        witness = between.members["site-2"].purse._witness
+        witness = between.members["site-2"].accounts._witness
         assert witness is not None
         return witness.place
 
     def puts_back() -> None:
-        put.append(len(between.members["site-2"].purse._answered))
+        put.append(len(between.members["site-2"].accounts._answered))
         place = noted()
         between.stop("site-2")
         put_back(copy, site)
@@ -321,9 +321,9 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
         if self.only is None and t == 1 and not asked:
             puts_back()
 
-    def paid(self: SiteAccounts, letter: Any, command: Any) -> Any:
-        found = pay(self, letter, command)
-        if asked and command.t == 2 and 0 in command.terms:  # the letter to the third site has been written
+    def paid(self: SiteAccounts, message: Any, command: Any) -> Any:
+        found = pay(self, message, command)
+        if asked and command.t == 2 and 0 in command.terms:  # the message to the third site has been written
             puts_back()
         return found
 

@@ -1,4 +1,4 @@
-"""gRPC: letters come over as they are, whatever breaks on the way, and the server knows who is there."""
+"""gRPC: messages come over as they are, whatever breaks on the way, and the server knows who is there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.helpers.lines import (
     channel,
     credentials,
     fetched,
-    letter_of,
+    message_of,
     papers,
     plain,
     signing,
@@ -62,51 +62,51 @@ def server() -> Iterator[Rpc]:
         yield made
 
 
-def turned(letter: bytes) -> bytes:
-    return letter[::-1]
+def turned(message: bytes) -> bytes:
+    return message[::-1]
 
 
 def answer_to(server: Rpc, ticket: int) -> bytes:
     (arrived,) = server.came(10)
     assert arrived.ticket == ticket
-    return arrived.letter
+    return arrived.message
 
 
-# letters --------------------------------------------------------------------------------------------------------------
+# messages ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.one_fast
 @pytest.mark.parametrize("tls", [True, False])
-def test_letters_of_every_length_come_over_as_they_are(tls: bool, trial: Papers) -> None:
-    letters = [bytes(range(256)) * (n // 256) + bytes(n % 256) for n in (0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE)]
+def test_messages_of_every_length_come_over_as_they_are(tls: bool, trial: Papers) -> None:
+    messages = [bytes(range(256)) * (n // 256) + bytes(n % 256) for n in (0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE)]
     with (
         Rpc(f"{HOST}:0", RUN, ["a", "b"], MOST, Listed(), trial.server if tls else None) as server,
         attending(server.port, "a", turned, trial.of("a") if tls else None) as at_a,
         attending(server.port, "b", turned, trial.of("b") if tls else None),
     ):
-        for letter in letters:
-            sent = {server.send(to, lambda letter=letter: letter) for to in "ab"}
+        for message in messages:
+            sent = {server.send(to, lambda message=message: message) for to in "ab"}
             arrived = [*server.came(10), *server.came(10)]
             assert {one.ticket for one in arrived} == sent
-            assert [one.letter for one in arrived] == [turned(letter)] * 2
+            assert [one.message for one in arrived] == [turned(message)] * 2
         assert server.peers() == {"a", "b"}
         assert server.came(0) == []
     assert [standing for standing, _ in at_a.said][:3] == ["waiting", "working", "waiting"]
 
 
-def test_a_site_gets_one_letter_after_another_the_oldest_first(server: Rpc) -> None:
+def test_a_site_gets_one_message_after_another_the_oldest_first(server: Rpc) -> None:
     sent = [server.send("a", lambda i=i: bytes([i])) for i in range(5)]
     with attending(server.port, "a", turned):
-        assert [(one.ticket, one.letter) for _ in range(5) for one in server.came(10)] == [
+        assert [(one.ticket, one.message) for _ in range(5) for one in server.came(10)] == [
             (ticket, bytes([i])) for i, ticket in enumerate(sent)
         ]
 
 
-def test_a_site_that_dies_at_work_gets_its_letter_again(server: Rpc) -> None:
+def test_a_site_that_dies_at_work_gets_its_message_again(server: Rpc) -> None:
     made = list[int]()
-    ticket = server.send("a", lambda: made.append(1) or b"letter")  # type: ignore[func-returns-value]
+    ticket = server.send("a", lambda: made.append(1) or b"message")  # type: ignore[func-returns-value]
     with channel(server.port) as dying:
-        assert letter_of(fetched(dying, "a")) == (ticket, b"letter")
+        assert message_of(fetched(dying, "a")) == (ticket, b"message")
         assert server.peers() == {"a"}
     until(lambda: not server.peers())  # at once, not after the grace
     with attending(server.port, "a", turned):
@@ -118,14 +118,14 @@ def test_nobody_waits_for_what_was_cancelled(server: Rpc) -> None:
     server.cancel(server.send("a", lambda: b"never wanted"))
     late = server.send("a", lambda: b"wanted for a while")
     with channel(server.port) as site:
-        assert letter_of(fetched(site, "a")).ticket == late
+        assert message_of(fetched(site, "a")).ticket == late
         server.cancel(late)
         assert answered(site, pieces(late, b"x"), "a") == "OK"
         assert server.came(0.05) == []
 
 
-def test_an_answer_counts_once_from_its_site_to_a_letter_that_waits(server: Rpc) -> None:
-    ticket = server.send("a", lambda: b"letter")
+def test_an_answer_counts_once_from_its_site_to_a_message_that_waits(server: Rpc) -> None:
+    ticket = server.send("a", lambda: b"message")
     with channel(server.port) as site:
         assert answered(site, pieces(ticket, b"by b"), "b") == "OK"
         assert answered(site, pieces(ticket + 1, b"to nothing"), "a") == "OK"
@@ -135,7 +135,7 @@ def test_an_answer_counts_once_from_its_site_to_a_letter_that_waits(server: Rpc)
     assert server.came(0.05) == []
 
 
-def test_a_letter_that_cannot_be_written_is_told_where_its_answer_is_awaited(server: Rpc) -> None:
+def test_a_message_that_cannot_be_written_is_told_where_its_answer_is_awaited(server: Rpc) -> None:
     def fails() -> bytes:
         raise KeyError("no such thing")
 
@@ -144,20 +144,20 @@ def test_a_letter_that_cannot_be_written_is_told_where_its_answer_is_awaited(ser
         server.came(10)
 
 
-@pytest.mark.parametrize("too_long", ["letter", "answer"])
+@pytest.mark.parametrize("too_long", ["message", "answer"])
 def test_what_is_longer_than_may_be_is_not_taken_in(too_long: str, server: Rpc) -> None:
     reached = list[bytes]()
 
-    def answer(letter: bytes) -> bytes:
-        reached.append(letter)
+    def answer(message: bytes) -> bytes:
+        reached.append(message)
         return bytes(MOST + 1)
 
-    most = 10 if too_long == "letter" else MOST
+    most = 10 if too_long == "message" else MOST
     ticket = server.send("a", lambda: b"eleven byte")
     with attending(server.port, "a", answer, most=most) as site:
         until(lambda: len([how for how, _ in site.said if how in ("cut off", "refused")]) > 1)  # and it goes on trying
         server.cancel(ticket)
-        assert (reached == []) == (too_long == "letter")
+        assert (reached == []) == (too_long == "message")
     assert server.came(0) == []
 
 
@@ -170,9 +170,9 @@ def test_who_waits_or_works_is_there_and_who_broke_off_is_not(server: Rpc) -> No
     assert server.peers() == frozenset()
     free = threading.Event()
 
-    def slow(letter: bytes) -> bytes:
+    def slow(message: bytes) -> bytes:
         free.wait(10)
-        return letter
+        return message
 
     with attending(server.port, "a", slow) as site:
         until(lambda: server.peers() == {"a"})
@@ -187,7 +187,7 @@ def test_who_waits_or_works_is_there_and_who_broke_off_is_not(server: Rpc) -> No
     until(lambda: not server.peers())
 
 
-def test_a_poll_that_ends_without_a_letter_is_no_absence(server: Rpc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_that_ends_without_a_message_is_no_absence(server: Rpc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "POLL", 0.02)
     with attending(server.port, "a", turned) as site:
         until(lambda: bool(site.said))
@@ -203,8 +203,8 @@ def test_the_last_of_two_processes_of_one_name_is_the_site(server: Rpc) -> None:
         with pytest.raises(grpc.RpcError) as ended:
             next(old)
         assert ended.value.code() == grpc.StatusCode.CANCELLED
-        ticket = server.send("a", lambda: b"letter")
-        assert letter_of(new).ticket == ticket
+        ticket = server.send("a", lambda: b"message")
+        assert message_of(new).ticket == ticket
         assert server.peers() == {"a"}
     server.cancel(ticket)
     with attending(server.port, "a", turned) as site, channel(server.port) as thief:
@@ -220,10 +220,10 @@ def test_who_is_revoked_while_connected_is_cut_off(at_work: bool, trial: Papers)
         Rpc(f"{HOST}:0", RUN, ["a"], MOST, Listed(allowed.__contains__), trial.server) as server,
         channel(server.port, credentials(trial.ca, trial.another("a"))) as site,
     ):
-        ticket = server.send("a", lambda: b"letter") if at_work else 0
+        ticket = server.send("a", lambda: b"message") if at_work else 0
         call = fetched(site)
         if at_work:
-            assert letter_of(call).ticket == ticket
+            assert message_of(call).ticket == ticket
         allowed.clear()
         with pytest.raises(grpc.RpcError) as ended:
             next(call)
@@ -246,13 +246,13 @@ def test_a_list_that_cannot_be_read_allows_nobody(trial: Papers) -> None:
 # what breaks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_begins_anew_takes_no_answer_to_a_letter_of_its_former_life() -> None:
+def test_a_server_that_begins_anew_takes_no_answer_to_a_message_of_its_former_life() -> None:
     """The site computes, the server goes and comes back: the answer is sent again and again, and then not wanted."""
     free = threading.Event()
 
-    def slow(letter: bytes) -> bytes:
+    def slow(message: bytes) -> bytes:
         free.wait(10)
-        return turned(letter)
+        return turned(message)
 
     with ExitStack() as stack:
         with plain() as first:
@@ -274,15 +274,15 @@ def test_an_answer_is_sent_again_until_it_is_taken(server: Rpc, monkeypatch: pyt
             call.abort(grpc.StatusCode.UNAVAILABLE, "")
         take(self, hole, call, arrived)
 
-    def once(letter: bytes) -> bytes:
-        computed.append(letter)
-        return turned(letter)
+    def once(message: bytes) -> bytes:
+        computed.append(message)
+        return turned(message)
 
     monkeypatch.setattr(Rpc, "_take", failing)
-    ticket = server.send("a", lambda: b"letter")
+    ticket = server.send("a", lambda: b"message")
     with attending(server.port, "a", once):
         assert answer_to(server, ticket) == b"rettel"
-    assert computed == [b"letter"]
+    assert computed == [b"message"]
 
 
 @pytest.mark.parametrize("where", ["nobody listens", "waiting", "pausing"])

@@ -24,7 +24,7 @@ from tests.helpers.lines import (
     channel,
     credentials,
     fetched,
-    letter_of,
+    message_of,
     papers,
     signing,
     until,
@@ -65,8 +65,8 @@ def test_calls_that_prove_nothing_do_not_cut_off_a_site_that_proves(trial: Paper
                 turned.append(silent(stack, twin, "Fetch").code())
             return signing("a")(challenge)
 
-        ticket = server.send("a", lambda: b"letter")
-        assert letter_of(fetched(site, sign=slow)) == (ticket, b"letter")
+        ticket = server.send("a", lambda: b"message")
+        assert message_of(fetched(site, sign=slow)) == (ticket, b"message")
         assert turned == [grpc.StatusCode.UNAVAILABLE] * 3
 
 
@@ -99,8 +99,8 @@ def test_silent_answers_hold_one_thread_and_no_longer_than_their_time(
         turned = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}  # at once, also beyond the threads
         assert len(codes) == 12
         assert turned.issuperset(codes), "those who send nothing hold the threads"
-        ticket = server.send("a", lambda: b"letter")
-        assert letter_of(fetched(site)) == (ticket, b"letter")
+        ticket = server.send("a", lambda: b"message")
+        assert message_of(fetched(site)) == (ticket, b"message")
         monkeypatch.setattr(grpc_server, "PROMPT", 0.0)
         other = line(stack, trial, server)
         assert answered(other, pieces(ticket, b"answer")) == "OK"  # though nobody knows its certificate

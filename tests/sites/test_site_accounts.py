@@ -21,7 +21,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.transport.run_events import RunEvent
 from sordino.types import Bound, Grant, Terms
 from tests.helpers.between_sites import Federated
-from tests.helpers.forged_letters import Server, serving
+from tests.helpers.forged_messages import Server, serving
 from tests.laws.cases import BY_NAME
 
 Forge = Callable[[Round], Command]
@@ -145,7 +145,7 @@ def test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed(tmp_path: Path) 
     """A server may ask one site in another's place."""
     typed = {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5, "multiplier": 4.0}
     with serving("gaussian_gdp", tmp_path, algorithm=typed, privacy={"epsilon": None}) as server:
-        often = server.member.purse.training.plan.participations[server.own]
+        often = server.member.accounts.training.plan.participations[server.own]
         assert 0 < often < server.phase.rounds
         plan, refused = server.planned(), []
         for t in range(server.phase.rounds):
@@ -158,7 +158,7 @@ def test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed(tmp_path: Path) 
 def test_a_plan_that_counts_too_many_participations_is_stopped_by_the_budget(tmp_path: Path) -> None:
     """The twin of the test above, with a plan that would let four rounds through."""
     with serving("gaussian_gdp", tmp_path) as server:
-        plan, codes, books = server.planned(), [], server.member.purse.training
+        plan, codes, books = server.planned(), [], server.member.accounts.training
         many = [4 * times for times in books.plan.participations]
         for t in range(server.phase.rounds):
             with pytest.MonkeyPatch.context() as patch:

@@ -18,27 +18,27 @@ def test_how_fast_a_line_is_shows_in_what_it_carries_and_who_is_late_is_told(
 ) -> None:
     whole = grpc_line.pieces
 
-    def slowly(ticket: int, letter: bytes) -> Iterator[bytes]:
-        for piece in whole(ticket, letter):
+    def slowly(ticket: int, message: bytes) -> Iterator[bytes]:
+        for piece in whole(ticket, message):
             time.sleep(0.05 if len(piece) > 16 else 0)
             yield piece
 
     free = threading.Event()
 
-    def slow(letter: bytes) -> bytes:
+    def slow(message: bytes) -> bytes:
         free.wait(10)
         monkeypatch.setattr(grpc_line, "pieces", slowly)
         return bytes(4 * PIECE)
 
     with plain() as server, attending(server.port, "a", slow) as site:
         assert server.rate("a") is None
-        ticket = server.send("a", lambda: b"letter")
+        ticket = server.send("a", lambda: b"message")
         until(lambda: ("working", "") in site.said)
         free.set()
-        assert [len(one.letter) for one in server.came(10)] == [4 * PIECE]
+        assert [len(one.message) for one in server.came(10)] == [4 * PIECE]
         assert 1e6 < (server.rate("a") or 0) < 4 * PIECE / 0.15
         free.clear()
-        ticket = server.send("a", lambda: b"letter")
+        ticket = server.send("a", lambda: b"message")
         until(lambda: [how for how, _ in site.said].count("working") == 2)
         server.cancel(ticket)
         free.set()

@@ -1,5 +1,5 @@
-"""Who may not speak is not heard: no handler, no waiting letter and no answer is reached by anybody but the sites of a run,
-and by those only as far as they may.
+"""Who may not speak is not heard: no handler, no waiting message and no answer is reached by anybody but the sites of a
+run, and by those only as far as they may.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.helpers.lines import (
     credentials,
     fetched,
     key_of,
-    letter_of,
+    message_of,
     papers,
     pems,
     signing,
@@ -50,13 +50,13 @@ from tests.helpers.lines import (
 
 
 class Place(NamedTuple):
-    """A server between machines, with a letter for each of its sites. `c` is one of them and revoked."""
+    """A server between machines, with a message for each of its sites. `c` is one of them and revoked."""
 
     papers: Papers
     server: Rpc
     tickets: dict[str, int]
     asked: list[str]  # whose name was looked up
-    written: list[str]  # whose letter was handed out
+    written: list[str]  # whose message was handed out
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def place(trial: Papers) -> Iterator[Place]:
 
 
 def with_(made: Callable[[Papers], Any], name: str | None = None) -> Callable[[Place], set[str]]:
-    """Tries to fetch, and to answer the letter of `a`, with these credentials."""
+    """Tries to fetch, and to answer the message of `a`, with these credentials."""
 
     def attempt(at: Place) -> set[str]:
         with channel(at.server.port, made(at.papers)) as opened:
@@ -142,7 +142,7 @@ def begin(length: int) -> bytes:
     return HEAD.pack(0, length)
 
 
-NO_LINE, UNKNOWN, NOT_A_LETTER = {"UNAVAILABLE"}, {"UNAUTHENTICATED"}, {"INVALID_ARGUMENT"}
+NO_LINE, UNKNOWN, NOT_A_MESSAGE = {"UNAVAILABLE"}, {"UNAUTHENTICATED"}, {"INVALID_ARGUMENT"}
 PAST, FUTURE = Times(NOW - 2 * DAY, NOW - DAY), Times(NOW + DAY, NOW + 2 * DAY)
 NEVER_HEARD = {
     "no certificate": with_(lambda p: credentials(p.ca, None)),
@@ -155,18 +155,18 @@ NEVER_HEARD = {
 }
 HEARD_AND_REFUSED = {
     "a name that is no site": (with_(lambda p: credentials(p.ca, p.another("d"))), UNKNOWN),
-    "a site's name in other letters": (with_(lambda p: credentials(p.ca, p.another("A"))), UNKNOWN),
+    "a site's name in other capitals": (with_(lambda p: credentials(p.ca, p.another("A"))), UNKNOWN),
     "a site that is revoked": (with_(lambda p: credentials(p.ca, p.another("c"))), UNKNOWN),
     "a name that is said beside the certificate": (with_(lambda p: credentials(p.ca, p.another("d")), "a"), UNKNOWN),
     "an unknown method": (sends(begin(1), b"x", method="Reflect"), {"UNIMPLEMENTED"}),
-    "a message that is too long": (sends(begin(2 * PIECE), bytes(PIECE + 1)), {"RESOURCE_EXHAUSTED"}),
-    "a letter that is too long": (sends(begin(MOST + 1), b"x"), {"OUT_OF_RANGE"}),
+    "a piece that is too long": (sends(begin(2 * PIECE), bytes(PIECE + 1)), {"RESOURCE_EXHAUSTED"}),
+    "a message that is too long": (sends(begin(MOST + 1), b"x"), {"OUT_OF_RANGE"}),
     "headers that are too long": (with_headers(1 << 16), {"RESOURCE_EXHAUSTED"}),
-    "no letter": (sends(), NOT_A_LETTER),
-    "no beginning of a letter": (sends(b"x"), NOT_A_LETTER),
-    "a letter that is cut": (sends(begin(3), b"xx"), NOT_A_LETTER),
-    "more than was announced": (sends(begin(1), b"xx"), NOT_A_LETTER),
-    "an answer to another site's letter": (sends(begin(1), b"x", by="b"), {"OK"}),
+    "no message": (sends(), NOT_A_MESSAGE),
+    "no beginning of a message": (sends(b"x"), NOT_A_MESSAGE),
+    "a message that is cut": (sends(begin(3), b"xx"), NOT_A_MESSAGE),
+    "more than was announced": (sends(begin(1), b"xx"), NOT_A_MESSAGE),
+    "an answer to another site's message": (sends(begin(1), b"x", by="b"), {"OK"}),
     "an answer to nothing": (sends(begin(1), b"x", ticket_of="nobody"), {"OK"}),
 }
 
@@ -202,14 +202,14 @@ def test_a_site_speaks_to_no_server_of_another_host(host: str, trial: Papers) ->
         path.write_bytes(data)
     files = replace(trial.server, chain=own / "x.pem", key=own / "x.key")
     with Rpc(f"{HOST}:0", RUN, ["a"], MOST, Listed(), files) as server:
-        at = Place(trial, server, {"a": server.send("a", lambda: b"letter")}, [], [])
+        at = Place(trial, server, {"a": server.send("a", lambda: b"message")}, [], [])
         assert with_(lambda p: credentials(p.ca, p.another("a")))(at) == NO_LINE
 
 
 def test_a_site_of_the_run_is_heard(place: Place) -> None:
     """The positive control."""
     with channel(place.server.port, credentials(place.papers.ca, place.papers.another("a"))) as site:
-        assert letter_of(fetched(site)) == (place.tickets["a"], b"a")
+        assert message_of(fetched(site)) == (place.tickets["a"], b"a")
         assert answered(site, pieces(place.tickets["a"], b"answer")) == "OK"
     assert place.server.came(10) == [(place.tickets["a"], b"answer")]
     assert place.written == ["a"]
@@ -218,8 +218,8 @@ def test_a_site_of_the_run_is_heard(place: Place) -> None:
 def test_a_twin_with_a_certificate_of_the_same_name_fetches_nothing_and_displaces_nobody(
     trial: Papers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CA may make out two certificates to one name; the letters are for the key on the list. The twin is turned away,
-    and the operator is told from where it came.
+    """A CA may make out two certificates to one name; the messages are for the key on the list. The twin is turned
+    away, and the operator is told from where it came.
     """
     noted, own = list[RunEvent](), credentials(trial.ca, trial.another("a"))
     with (
@@ -227,8 +227,8 @@ def test_a_twin_with_a_certificate_of_the_same_name_fetches_nothing_and_displace
         channel(server.port, own) as site,
         channel(server.port, own) as twin,
     ):
-        call, ticket = fetched(site), server.send("a", lambda: b"letter")
-        assert letter_of(call) == (ticket, b"letter")
+        call, ticket = fetched(site), server.send("a", lambda: b"message")
+        assert message_of(call) == (ticket, b"message")
         for sign in (
             key_of("b").sign,
             signing("b"),
@@ -251,17 +251,17 @@ def test_a_twin_with_a_certificate_of_the_same_name_fetches_nothing_and_displace
         # the broken twin: a server that looks at the certificate alone
         monkeypatch.setattr(Rpc, "_proves", lambda *_: True)
         stolen = server.send("a", lambda: b"the model")
-        assert letter_of(fetched(twin, sign=key_of("b").sign)) == (stolen, b"the model")
+        assert message_of(fetched(twin, sign=key_of("b").sign)) == (stolen, b"the model")
 
 
-def test_two_letters_have_tickets_that_do_not_follow_from_each_other(place: Place) -> None:
+def test_two_messages_have_tickets_that_do_not_follow_from_each_other(place: Place) -> None:
     first, second, third = (place.server.send("a", lambda: b"") for _ in range(3))
     assert abs(second - first) > 1 << 30
     assert second - first != third - second
 
 
 @pytest.mark.parametrize(("name", "status"), [("a", "OK"), ("c", "UNAUTHENTICATED")])
-def test_of_a_refused_letter_next_to_nothing_is_taken_in(name: str, status: str, trial: Papers) -> None:
+def test_of_a_refused_message_next_to_nothing_is_taken_in(name: str, status: str, trial: Papers) -> None:
     """What is sent all the same lies in the buffers of the connection."""
     many, sent = 64, list[int]()
 
@@ -279,7 +279,7 @@ def test_of_a_refused_letter_next_to_nothing_is_taken_in(name: str, status: str,
     assert (len(sent) == many) if status == "OK" else (len(sent) < many / 4)
 
 
-# letters --------------------------------------------------------------------------------------------------------------
+# messages ------------------------------------------------------------------------------------------------------------
 
 SERVERS, OTHERS = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 SERVER = Signer("server", "run", "experiment", "agreement", SERVERS)
@@ -292,36 +292,37 @@ def written(by: Signer = SERVER, to: str = "a", stage: int = 0) -> bytes:
     return by.write(to, stage, SAID, BODIES)
 
 
-def head_end(letter: bytes) -> int:
-    return int(LENGTH.unpack_from(letter)[0]) + LENGTH.size
+def head_end(message: bytes) -> int:
+    return int(LENGTH.unpack_from(message)[0]) + LENGTH.size
 
 
-def with_signature_of(letter: bytes, other: bytes) -> bytes:
-    here, there = head_end(letter), head_end(other)
-    return letter[:here] + other[there : there + SIGNATURE] + letter[here + SIGNATURE :]
+def with_signature_of(message: bytes, other: bytes) -> bytes:
+    here, there = head_end(message), head_end(other)
+    return message[:here] + other[there : there + SIGNATURE] + message[here + SIGNATURE :]
 
 
-def changed(letter: bytes, at: int) -> bytes:
-    return letter[:at] + bytes([letter[at] ^ 1]) + letter[at + 1 :]
+def changed(message: bytes, at: int) -> bytes:
+    return message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
 
 
-def twice(letter: bytes) -> bytes:
-    """With a name twice in its head, signed by its sender: two readers could take it for two letters."""
-    end, text = head_end(letter), letter[LENGTH.size : head_end(letter)].replace(b'"to": "a"', b'"to": "b", "to": "a"')
-    return LENGTH.pack(len(text)) + text + SERVERS.sign(DOMAIN + text) + letter[end + SIGNATURE :]
+def twice(message: bytes) -> bytes:
+    """With a name twice in its head, signed by its sender: two readers could take it for two messages."""
+    end = head_end(message)
+    text = message[LENGTH.size : end].replace(b'"to": "a"', b'"to": "b", "to": "a"')
+    return LENGTH.pack(len(text)) + text + SERVERS.sign(DOMAIN + text) + message[end + SIGNATURE :]
 
 
 GOOD = written()
 REFUSED = {
-    "a name that stands twice": (twice(GOOD), "no-letter"),
+    "a name that stands twice": (twice(GOOD), "no-message"),
     "signed with another key": (written(replace(SERVER, key=OTHERS)), "wrong-signature"),
     "signed by nobody": (written(replace(SERVER, key=None)), "wrong-signature"),
-    "the signature of another letter": (with_signature_of(GOOD, written(stage=1)), "wrong-signature"),
+    "the signature of another message": (with_signature_of(GOOD, written(stage=1)), "wrong-signature"),
     "a head that was changed": (GOOD.replace(b'"step": 3', b'"step": 4'), "wrong-signature"),
-    "a body that was changed": (changed(GOOD, len(GOOD) - 1), "no-letter"),
-    "bodies that change places": (GOOD[:-1010] + bytes(1000) + b"first body", "no-letter"),
-    "a body that is cut": (GOOD[:-1], "no-letter"),
-    "a body that is longer": (GOOD + b"x", "no-letter"),
+    "a body that was changed": (changed(GOOD, len(GOOD) - 1), "no-message"),
+    "bodies that change places": (GOOD[:-1010] + bytes(1000) + b"first body", "no-message"),
+    "a body that is cut": (GOOD[:-1], "no-message"),
+    "a body that is longer": (GOOD + b"x", "no-message"),
     "to another receiver": (written(to="b"), "other-receiver"),
     "of another run": (written(replace(SERVER, run="before")), "other-run"),
     "of another experiment": (written(replace(SERVER, config="mine")), "other-experiment"),
@@ -339,62 +340,62 @@ def nobody(stage: int) -> Site:
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_letter_that_is_not_believed_reaches_no_client(why: str) -> None:
-    letter, code = REFUSED[why]
-    answer = read_answer(Signer("server", "run", "experiment", "agreement").read(to_server(letter)).head.said)
+def test_a_message_that_is_not_believed_reaches_no_client(why: str) -> None:
+    message, code = REFUSED[why]
+    answer = read_answer(Signer("server", "run", "experiment", "agreement").read(to_server(message)).head.said)
     assert isinstance(answer, Refused)
     assert answer.code == code
 
 
-def to_server(letter: bytes) -> bytes:
+def to_server(message: bytes) -> bytes:
     """What a handler answers, as if it had been asked by the server."""
-    answer = RequestHandler(MINE, nobody).answer(letter)
+    answer = RequestHandler(MINE, nobody).answer(message)
     head = peek(answer)
     return Signer("a", "run", "experiment", "agreement").write("server", head.stage, head.said)
 
 
-def test_a_letter_that_is_believed_reaches_its_clients() -> None:
+def test_a_message_that_is_believed_reaches_its_clients() -> None:
     """The positive control: this command has no bodies, so it is written without."""
     with pytest.raises(Reached):
         RequestHandler(MINE, nobody).answer(SERVER.write("a", 0, SAID))
 
 
 def damaged(draw: random.Random) -> bytes:
-    """A letter with bytes changed, cut out, put in, or its lengths overwritten."""
-    letter = bytearray(GOOD)
+    """A message with bytes changed, cut out, put in, or its lengths overwritten."""
+    message = bytearray(GOOD)
     for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(letter)) if draw.random() < 0.3 else draw.randrange(min(len(letter), 400))
+        at = draw.randrange(len(message)) if draw.random() < 0.3 else draw.randrange(min(len(message), 400))
         match draw.randrange(5):
             case 0:
-                letter[at] ^= 1 << draw.randrange(8)
+                message[at] ^= 1 << draw.randrange(8)
             case 1:
-                del letter[at : at + draw.randint(1, 50)]
+                del message[at : at + draw.randint(1, 50)]
             case 2:
-                letter[at:at] = draw.randbytes(draw.randint(1, 50))
+                message[at:at] = draw.randbytes(draw.randint(1, 50))
             case 3:
-                letter[: LENGTH.size] = draw.choice([draw.randbytes(4), b"\xff" * 4, bytes(4)])
+                message[: LENGTH.size] = draw.choice([draw.randbytes(4), b"\xff" * 4, bytes(4)])
             case _:
                 words = [b"\xff" * 4, b"[[[[", b"1e99", b"null", b'"":0', b"\x00\xd8\xff\xfe"]
-                letter[at : at + 4] = draw.choice(words)
-        if not letter:
+                message[at : at + 4] = draw.choice(words)
+        if not message:
             break
-    return bytes(letter)
+    return bytes(message)
 
 
 @pytest.mark.parametrize("many", [400, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("known", [True, False])
-def test_damaged_letters_are_refused_or_the_same(many: int, known: bool) -> None:
-    """Signed ones. Where nobody signs, a letter may say something else, and it is a letter all the same."""
+def test_damaged_messages_are_refused_or_the_same(many: int, known: bool) -> None:
+    """Signed ones. Where nobody signs, a message may say something else, and it is a message all the same."""
     mine, draw = MINE if known else replace(MINE, known=None), random.Random(many)
     before, accepted = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
     for _ in range(many):
-        letter = damaged(draw)
+        message = damaged(draw)
         try:
-            found = mine.read(letter)
+            found = mine.read(message)
         except WireError:
             continue
         accepted += 1
         assert isinstance(found, Message)
-        assert not known or letter == GOOD
+        assert not known or message == GOOD
     assert accepted < many / 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KB

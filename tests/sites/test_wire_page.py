@@ -26,12 +26,11 @@ from sordino.sites import connecting, grpc_line
 from sordino.sites import grpc_server as rpc
 from sordino.sites import join as joining
 from sordino.sites import serve as serving
-from sordino.transport import message as letter
-from sordino.transport import request_handler
+from sordino.transport import message, request_handler
 from sordino.transport.message import Heading, Signer
 from sordino.types import Terms
 
-MODULES = connecting, grpc_line, joining, letter, rpc, serving, request_handler, wire  # in which limits stand
+MODULES = connecting, grpc_line, joining, message, rpc, serving, request_handler, wire  # in which limits stand
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
 KEY = Ed25519PrivateKey.generate()
@@ -40,10 +39,10 @@ KEY = Ed25519PrivateKey.generate()
 # the parser, from the page alone --------------------------------------------------------------------------------------
 
 
-def letter_of(data: bytes, key: Ed25519PublicKey) -> tuple[dict[str, Any], list[bytes]]:
+def signed_message_of(data: bytes, key: Ed25519PublicKey) -> tuple[dict[str, Any], list[bytes]]:
     (length,) = struct.unpack_from("<I", data)
     head, signature, rest = data[4 : 4 + length], data[4 + length : 68 + length], data[68 + length :]
-    key.verify(signature, b"sordino letter 1\n" + head)
+    key.verify(signature, b"sordino message 1\n" + head)
     told, bodies, total = json.loads(head), [], hashlib.sha256()
     assert sum(told["sizes"]) == len(rest)
     for size in told["sizes"]:
@@ -74,7 +73,7 @@ def test_a_parser_from_the_page_reads_a_message_and_what_is_in_it() -> None:
     command = Round(4, {7: Terms(largest=9, multiplier=1.25)})
     own = Signer("server", "run-1", "ab" * 32, "cd" * 32, KEY)
     written = own.write("hospital-a", 2, asdict(command), [body, b"more"], ledger="12:" + "0" * 64)
-    head, bodies = letter_of(written, KEY.public_key())
+    head, bodies = signed_message_of(written, KEY.public_key())
     assert (head["run"], head["stage"], head["sender"], head["to"]) == ("run-1", 2, "server", "hospital-a")
     assert head["said"]["do"] == "round"
     assert head["said"]["terms"]["7"]["multiplier"] == 1.25
@@ -87,7 +86,7 @@ def test_a_parser_from_the_page_reads_a_message_and_what_is_in_it() -> None:
         written.replace(b"hospital-a", b"hospital-b"),
     ):
         with pytest.raises((InvalidSignature, ValueError)):
-            letter_of(other, KEY.public_key())
+            signed_message_of(other, KEY.public_key())
 
 
 def test_the_proof_of_a_fetch_is_what_the_page_says() -> None:

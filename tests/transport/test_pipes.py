@@ -258,16 +258,16 @@ def test_what_one_client_is_told_goes_to_it_alone() -> None:
     header = Header("run", "0" * 64, 0, -1, "down")
 
     def sent(told: Any) -> list[bytes]:
-        letters: list[bytes] = []
+        messages: list[bytes] = []
 
-        def handler(letter: bytes) -> bytes:
-            letters.append(letter)
+        def handler(message: bytes) -> bytes:
+            messages.append(message)
             return Signer("0", "run").write("", 0, {"do": "answered", "clients": []})
 
         own = Signer("", "run")
         sites = Sites(InProcess({"0": handler}), own, 0, {"0": range(3)}, lambda t: header, told, most=1)
         list(sites(0, {"labels": labels}, {0: Terms(), 2: Terms()}).uploads)
-        return [bytes(body) for letter in letters for body in Signer("0", "run").read(letter).bodies]
+        return [bytes(body) for message in messages for body in Signer("0", "run").read(message).bodies]
 
     own = sent(lambda down, k: {"labels": down["labels"][k : k + 1]})
     for message, k in zip(own, (0, 2), strict=True):
@@ -298,7 +298,7 @@ def test_the_text_of_a_failure_is_shown_and_not_believed(text: bytes) -> None:
 
 
 def ended(pipes: Pipes) -> Pipes:
-    """Its process reads the end of its letters, and ends."""
+    """Its process reads the end of its messages, and ends."""
     stream = pipes._processes["0"].stdin
     assert stream is not None
     stream.close()
@@ -321,7 +321,7 @@ def test_what_comes_late_is_thrown_away_unless_it_is_a_failure(quick_workers: No
     answer = there.write("", 0, {"do": "answered", "clients": []})
     refusal = there.write("", 0, {"do": "refused", "what": "it failed", "own": True})
     for late, error in ((answer, None), (refusal, OwnCodeError)):
-        carrier = Slow({"0": lambda letter: b""})
+        carrier = Slow({"0": lambda message: b""})
         sites = Sites(carrier, own, 0, {"0": [0]}, lambda t: HEADER, None, Patience(timeout=0.02))
         assert list(sites(0, {}, {0: Terms()}).uploads) == []
         assert sites.away(0)
@@ -343,7 +343,7 @@ class Slow(InProcess):
 
     def came(self, seconds: float) -> list[Arrived]:
         time.sleep(min(seconds, 0.02))
-        found, self.arrived = [Arrived(1, letter) for letter in self.arrived], []
+        found, self.arrived = [Arrived(1, message) for message in self.arrived], []
         return found
 
 

@@ -214,14 +214,14 @@ class Served(Calibrated[PrototypeState, Any, Model], PerClientMessages, carries_
         return Model(tree.sub(y, down.x), down.device), after
 
     def update(self, s: PrototypeState, r: Received[Model], home: Home) -> PrototypeState:
-        task, handed = home.task, self.public_tensors(s, home)
+        task, public_tensors = home.task, self.public_tensors(s, home)
         sums, counts = s.prototypes.new_zeros(s.prototypes.shape).double(), torch.zeros(len(s.known)).double()
         sizes = home.sizes
         for up in r.each:
             if not (tree.finite(up) and 0 <= (k := round(float(up.device))) < len(sizes)):
                 continue  # not the model of a client
             model = tree.add(s.x, up.delta)
-            images = self.public_examples(task, handed, sizes[k], keys.fold(home.key, "equip", k))
+            images = self.public_examples(task, public_tensors, sizes[k], keys.fold(home.key, "equip", k))
             mine, many = class_sums(partial(self._features, task, model), images, task.labels)
             sums, counts = sums + mine, counts + many
         after = self.advanced(s, Up(r.mean.delta, sums.float(), counts.float()))

@@ -329,7 +329,7 @@ def test_a_client_draws_once_in_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     called = Site.__call__
 
     def serving(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Any:
-        if self.handed is not None:
+        if self.public_tensors is not None:
             served.update(list(terms))
         return called(self, t, down, terms)
 

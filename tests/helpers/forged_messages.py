@@ -1,4 +1,4 @@
-"""A server that says whatever it likes to a site, with letters that are signed as they should be."""
+"""A server that says whatever it likes to a site, with messages that are signed as they should be."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Server:
 
     def planned(self, t: int = 0, stalled: bool = False) -> Round:
         """Round t as the plan has it, for the client of this site."""
-        books = self.phase.federation(self.member.purse.training.home, "", ":memory:", "rehearsal")
+        books = self.phase.federation(self.member.accounts.training.home, "", ":memory:", "rehearsal")
         with books.ledger:
             for before in range(t):
                 now = books.open(before)
@@ -62,7 +62,7 @@ class Server:
         down: Any = None,
         **heading: Any,
     ) -> tuple[Any, list[bytes]]:
-        """A letter to the site, and its answer. `down`: what a round comes with, in place of the true broadcast."""
+        """A message to the site, and its answer. `down`: what a round comes with, in place of the true broadcast."""
         messages = list(messages)
         if isinstance(command, Round):
             if down is None:
@@ -73,13 +73,13 @@ class Server:
             messages = [wire.encode(self.phase.header(self.between.run)(command.t, -1), (model,))]
         self.place = self.place + 1 if place is None else place
         ledger = f"{self.place}:{self.place:064x}" if ledger is None else ledger
-        letterhead: Signer = replace(self.between.letterhead(SERVER), **heading)
+        signer: Signer = replace(self.between.signer(SERVER), **heading)
         stage = self.phase.stage if stage is None else stage
-        letter = letterhead.write(self.site, stage, asdict(command), messages, ledger=ledger)
-        said = self.member.handler.answer(letter)
+        message = signer.write(self.site, stage, asdict(command), messages, ledger=ledger)
+        said = self.member.handler.answer(message)
         if heading or not peek(said).to:  # it could not even read from whom the message came
             return read_answer(peek(said).said), []
-        head, bodies, self.signed = letterhead.read(said)
+        head, bodies, self.signed = signer.read(said)
         return read_answer(head.said), [bytes(body) for body in bodies]
 
     @property
@@ -87,7 +87,7 @@ class Server:
         return f"{self.place}:{self.place:064x}".encode()
 
     def spent(self) -> int:
-        return len(list(self.member.purse.training.ledger.entries()))
+        return len(list(self.member.accounts.training.ledger.entries()))
 
 
 @contextmanager

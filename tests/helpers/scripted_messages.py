@@ -1,4 +1,4 @@
-"""Letters that meet a fate on their way, and a clock that runs only while nothing can come any more."""
+"""Messages that meet a fate on their way, and a clock that runs only while nothing can come any more."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.stories.secure_sums.sums import Table, rows
 
 
 class Sent(NamedTuple):
-    """One letter to a site and what came back."""
+    """One message to a site and what came back."""
 
     to: str
     command: Command
-    letter: bytes
+    message: bytes
     answer: bytes
 
 
@@ -38,7 +38,7 @@ WAITS = Patience(timeout=SECONDS)
 
 
 class Road(InProcess):
-    """Carries letters, remembers them, and loses or changes some of them."""
+    """Carries messages, remembers them, and loses or changes some of them."""
 
     def __init__(self, handlers: Mapping[str, Reply], clock: list[float], meets: Meets) -> None:
         super().__init__(handlers)
@@ -72,14 +72,14 @@ def step_of(command: Command) -> str:
 
 
 class Play:
-    """A run between sites on a road where a test decides what happens to letters."""
+    """A run between sites on a road where a test decides what happens to messages."""
 
     def __init__(self, experiment: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = stopped_clock(monkeypatch)
         self.between = Federated(experiment, place, patience=WAITS)
         self.between.carried = lambda handlers: self._road(Road(handlers, clock, self.meets))
         self.sites: dict[str, Membership] = {}  # as they are asked when the run is over
-        self.meets: Meets = lambda to, command, letter: letter
+        self.meets: Meets = lambda to, command, message: message
 
     def _road(self, road: Road) -> Road:
         self.road, self.sites = road, dict(self.between.members)
@@ -90,28 +90,28 @@ class Play:
         return rows(self.between.folder)
 
     def first(self, site: str, kind: type[Command]) -> Sent:
-        """The first letter of this kind to a site."""
+        """The first message of this kind to a site."""
         return next(one for one in self.road.sent if one.to == site and isinstance(one.command, kind))
 
     def bodies(self, one: Sent) -> list[bytes]:
-        """What stood in a letter behind its head."""
-        return [bytes(body) for body in self.between.letterhead(one.to).read(one.letter).bodies]
+        """What stood in a message behind its head."""
+        return [bytes(body) for body in self.between.signer(one.to).read(one.message).bodies]
 
     def asks(self, to: str, command: Command, bodies: Sequence[bytes]) -> Message:
-        """A letter by the server's own hand, at any time, and the answer."""
-        letter = self.between.letterhead(SERVER).write(to, 0, asdict(command), bodies, ledger="99:0")
-        return self.hears(to, letter)
+        """A message by the server's own hand, at any time, and the answer."""
+        message = self.between.signer(SERVER).write(to, 0, asdict(command), bodies, ledger="99:0")
+        return self.hears(to, message)
 
-    def hears(self, to: str, letter: bytes) -> Message:
+    def hears(self, to: str, message: bytes) -> Message:
         handler = self.between.holder if to == HOLDER else self.sites[to].handler
         assert handler is not None
-        return self.between.letterhead(SERVER).read(handler.answer(letter))
+        return self.between.signer(SERVER).read(handler.answer(message))
 
     def found_in_clear(self, words: Sequence[Any]) -> int:
-        """How many clients' integers stand in letters from sites, in four or eight bytes each."""
-        letters = b"|".join(one.answer for one in self.road.sent if one.to != HOLDER)
+        """How many clients' integers stand in messages from sites, in four or eight bytes each."""
+        messages = b"|".join(one.answer for one in self.road.sent if one.to != HOLDER)
         forms = [[values.astype(kind)[100:110].tobytes() for kind in ("<u4", "<i8")] for values in words]
-        return sum(any(form in letters for form in both) for both in forms)
+        return sum(any(form in messages for form in both) for both in forms)
 
 
 def code(answer: Message) -> str:
@@ -124,10 +124,10 @@ def code(answer: Message) -> str:
 
 
 def silent(script: dict[tuple[int, str], set[str]]) -> Meets:
-    """Loses the letters of these (round, step) to these sites."""
+    """Loses the messages of these (round, step) to these sites."""
 
-    def meets(to: str, command: Command, letter: bytes) -> bytes | None:
+    def meets(to: str, command: Command, message: bytes) -> bytes | None:
         lost = isinstance(command, Round | Mask) and to in script.get((command.t, step_of(command)), ())
-        return None if lost else letter
+        return None if lost else message
 
     return meets

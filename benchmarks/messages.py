@@ -1,4 +1,4 @@
-"""What it costs to bring a message to a site and its answer back: python benchmarks/letters.py [MB ...]
+"""What it costs to bring a message to a site and its answer back: python benchmarks/messages.py [MB ...]
 
 Two processes of this machine, a server and a site that echoes. They speak gRPC with certificates on both ends, as real
 sites do, and for comparison a plain TCP connection without any. The two take turns, and medians are compared; every
@@ -60,10 +60,10 @@ class Echo(NamedTuple):
     site_kb: int
 
 
-def answer(letter: Body) -> Body:
-    if letter == FRESH:
+def answer(message: Body) -> Body:
+    if message == FRESH:
         return str(fresh_peak()).encode()
-    return str(own_peak()).encode() if letter == PEAK else letter
+    return str(own_peak()).encode() if message == PEAK else message
 
 
 # the two lines --------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def grpc_line(folder: Path) -> Iterator[Line]:
 
         def echo(body: bytes) -> bytes:
             server.send(NAME, lambda: body)
-            return server.came(600)[0].letter
+            return server.came(600)[0].message
 
         yield Line("gRPC, certificates", echo)
 
@@ -128,7 +128,7 @@ def be_a_site(kind: str, port: int, folder: Path) -> None:
         attend(
             f"{HOST}:{port}",
             NAME,
-            lambda letter: bytes(answer(letter)),
+            lambda message: bytes(answer(message)),
             lambda: False,
             of_site(folder / NAME, NAME),
             MOST,
