@@ -110,7 +110,7 @@ def test_a_site_that_dies_at_work_gets_its_message_again(server: Rpc) -> None:
         assert server.peers() == {"a"}
     until(lambda: not server.peers())  # at once, not after the grace
     with attending(server.port, "a", turned):
-        assert answer_to(server, ticket) == b"rettel"
+        assert answer_to(server, ticket) == b"egassem"
     assert len(made) == 2  # it is written anew whenever it is handed out
 
 
@@ -281,7 +281,7 @@ def test_an_answer_is_sent_again_until_it_is_taken(server: Rpc, monkeypatch: pyt
     monkeypatch.setattr(Rpc, "_take", failing)
     ticket = server.send("a", lambda: b"message")
     with attending(server.port, "a", once):
-        assert answer_to(server, ticket) == b"rettel"
+        assert answer_to(server, ticket) == b"egassem"
     assert computed == [b"message"]
 
 
