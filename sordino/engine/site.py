@@ -275,9 +275,8 @@ class Site(Executor):
         if self.public_tensors is None:
             return None
         if k not in self._made:
-            self._made[k] = PublicTensors.of(self.algorithm).public_examples(
-                self.task, self.public_tensors, size, keys.fold(self.key, "equip", k)
-            )
+            makes, key = PublicTensors.of(self.algorithm), keys.fold(self.key, "equip", k)
+            self._made[k] = makes.public_examples(self.task, self.public_tensors, size, key)
         return self._made[k]
 
     def state(self, k: int) -> Any:

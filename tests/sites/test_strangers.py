@@ -307,8 +307,7 @@ def changed(message: bytes, at: int) -> bytes:
 
 def twice(message: bytes) -> bytes:
     """With a name twice in its head, signed by its sender: two readers could take it for two messages."""
-    end = head_end(message)
-    text = message[LENGTH.size : end].replace(b'"to": "a"', b'"to": "b", "to": "a"')
+    end, text = head_end(message), message[LENGTH.size : head_end(message)].replace(b'"to":', b'"to": "b", "to":')
     return LENGTH.pack(len(text)) + text + SERVERS.sign(DOMAIN + text) + message[end + SIGNATURE :]
 
 
