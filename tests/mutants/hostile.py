@@ -287,8 +287,8 @@ HOSTILE = [
     one(
         "the noise of one convex step",
         "privacy/readers/convex_stable.py",
-        "* self.radius * steps / size",
-        "* self.radius / size",
+        "* self.radius * steps * (",
+        "* self.radius * (",
         f"{CONVEX}::test_its_noise_is_sized_for_all_steps",
     ),
     one(

@@ -1,4 +1,4 @@
-"""Bugs of accountants, and of a verifier that looks away."""
+"""Bugs of accountants, of rounding, and of a verifier that looks away."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ RECEIPTS = [
         "ROUNDING = 2.0**-50",
         "ROUNDING = 0.0",
         "tests/accounting/test_accountants.py::test_no_epsilon_of_composed_losses_is_below_the_exact_one",
+    ),
+    one(
+        "convex steps from weights that are larger than rounding allows",
+        "privacy/readers/convex_stable.py",
+        "FAR = 100.0",
+        "FAR = 1e100",
+        "tests/privacy/readers/test_convex_stable.py::test_large_weights_do_not_break_the_bound",
     ),
     one(
         "a sampled discrete Gaussian that costs nothing at orders between two integers",

@@ -27,6 +27,9 @@ from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
 from sordino.privacy.readers.private_reader import NoisyReader, check_reservation, check_unread
 from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Params, Shard, Task
 
+FAR = 100.0  # largest weight from which steps begin
+ROUNDING = 1e-9  # most that float64 may change a gradient of a step from there, relative to the longest
+
 
 @dataclass(frozen=True)
 class ConvexStable(NoisyReader):
@@ -89,7 +92,7 @@ class ConvexStable(NoisyReader):
         """The standard deviation of the noise in one coordinate of the sum of gradients: the sensitivity of the
         parameters divided by eta.
         """
-        return multiplier * 2 * math.sqrt(2) * self.radius * steps / size
+        return multiplier * 2 * math.sqrt(2) * self.radius * steps * (1 / size + ROUNDING)
 
 
 @dataclass
@@ -129,11 +132,10 @@ class StableShard(GradientsOnly[ConvexStable]):
         return {name: add(total[name], std, source.child(name)).to(p.dtype) for name, p in params.items()}
 
     def _sum(self, params: Params, steps: int, key: Key) -> Params:
-        """The sum of the gradients along the steps, in float64 and from finite weights, since the bound allows neither
-        rounding nor values that are not finite.
+        """The sum of the gradients along the steps, in float64 and from weights of at most FAR: at larger ones a step
+        is rounded to many times its length, which no convexity bounds.
         """
-        far = 1e100
-        start = {name: torch.nan_to_num(p.double()).clamp(-far, far) for name, p in params.items()}
+        start = {name: torch.nan_to_num(p.double()).clamp(-FAR, FAR) for name, p in params.items()}
         total = tree.zeros_like(start)
         for step in range(steps):
             draws = keys.bits(keys.fold(key, "draw", step), len(self._examples.y))

@@ -15,7 +15,7 @@ from sordino.algorithms.client_noise import convex_stable
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.errors import PrivacyError
 from sordino.privacy.noise.distributions import GaussianNoise
-from sordino.privacy.readers.convex_stable import ConvexStable
+from sordino.privacy.readers.convex_stable import ROUNDING, ConvexStable
 from sordino.tasks.nets import Ball, bounded, logistic
 from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, LocalWork, NoiseSource, Params
@@ -76,7 +76,7 @@ def test_the_answer_is_the_sum_of_the_gradients_along_plain_steps(steps: int) ->
 def test_its_noise_is_sized_for_all_steps(steps: int) -> None:
     """2 sqrt(2) B E / n times the multiplier, in every coordinate."""
     noise = tree.sub(answer(rows(), Still(1.0), steps), answer(rows(), Still(), steps))
-    wanted = Z * 2 * math.sqrt(2) * B * steps / N
+    wanted = Z * 2 * math.sqrt(2) * B * steps * (1 / N + ROUNDING)
     assert all(torch.allclose(value, torch.full_like(value, wanted), rtol=1e-9) for value in noise.values())
 
 
@@ -189,6 +189,24 @@ def test_weights_that_are_no_numbers_do_not_break_the_bound(bad: float) -> None:
     params = {name: torch.full_like(value, bad) for name, value in start().items()}
     gap = tree.sub(answer(rows(1e3), Still(), params=params), answer(rows(-1e3), Still(), params=params))
     assert float(tree.norm(gap)) <= ConvexStable(B, ETA).noise_std(1.0, N, E) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.0, 100.0, 1e15, 2.0**53, 1e30])
+def test_large_weights_do_not_break_the_bound(weight: float) -> None:
+    """Where a step is shorter than what lies between two numbers, one changed label decides which way it is rounded."""
+    n = 1000
+    net = Classification(logistic((1,), 2, B), name="logistic", shape=(1,), mean=(0.0,), std=(1.0,), image=False)
+    params = {name: torch.full_like(value.double(), weight) for name, value in net.init(1).items()}
+    reader = ConvexStable(B, 0.9, Z)
+
+    def told(positive: int) -> Params:
+        rows = Examples(torch.full((n, 1), 10.0).double(), (torch.arange(n) < positive).long())
+        (batch,) = reader.open(rows, Grant(0, n, n, Still()), net).batches(LocalWork(None, E, None), 1)
+        return batch.grad(net.losses, params)
+
+    for positive in range(0, n, 100):
+        moved = float(tree.norm(tree.sub(told(positive), told(positive + 1))))
+        assert 0 < moved <= reader.noise_std(1.0, n, E)
 
 
 def test_only_a_linear_layer_behind_a_ball_is_bounded() -> None:
