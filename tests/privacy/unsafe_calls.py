@@ -249,6 +249,10 @@ CALLS: dict[str, Call] = {
     "a personal clip without central noise": Call(
         "personal-clip-needs-central-noise", lambda: Uplink((Clip(1.0, personal=True), Noise()))
     ),
+    "a personal clip in a secure sum": Call(
+        "personal-clip-needs-central-noise",
+        lambda: Uplink((Clip(1.0, personal=True), Aggregated()), (Noise(neighbours="zero_out"),)),
+    ),
     "personal budgets under one rate": Call(
         "personal-budgets-one-rate", lambda: priced({"name": "dp_prox"}, {"name": "poisson", "rate": 0.5})
     ),

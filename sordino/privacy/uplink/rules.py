@@ -378,11 +378,12 @@ RULES: tuple[Rule[Links], ...] = (
         "published-beside-noise",
     ),
     Rule(
-        lambda links: links.personal and not private(links.server),
+        lambda links: links.personal and (not private(links.server) or links.secure is not None),
         UnsoundGuarantee,
-        "a personal clip needs noise at the server",
-        "it spends each client's own budget under one noise; noise at the client is already its own",
-        'set server = [{name = "noise", neighbours = "zero_out"}], or leave personal = true out',
+        "a personal clip needs noise at the server, and uploads that the server can read",
+        "noise at the client is already its own; behind quantise or a second bound an upload may be longer than its "
+        "share of the bound, and in a secure sum nobody can leave it out",
+        'set server = [{name = "noise", neighbours = "zero_out"}] without a secure sum, or leave personal = true out',
         "personal-clip-needs-central-noise",
     ),
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates
 from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Noise, Stage, Weigh
 from sordino.types import Bound, Grant, NoiseSource, Params
 from tests.privacy.doubles import Still
@@ -197,6 +198,18 @@ def test_a_personal_clip_stays_within_its_reach() -> None:
 def test_a_personal_clip_that_ignores_its_reach_is_caught() -> None:
     with pytest.raises(AssertionError):
         stays_within_its_reach(Deaf, [Phase.generate])
+
+
+def test_what_is_longer_than_a_personal_share_of_the_bound_is_left_out() -> None:
+    """A second bound does not shrink with the client's share: only the server can see to that, so none is in a secure
+    sum. Whoever has the whole budget is counted."""
+    uplink = Uplink((ClipCoordinates(0.1), Clip(3.0, personal=True)), (Noise(neighbours="zero_out"),))
+    for reach in (0.05, 1.0):
+        sent = uplink.encode(tree.map(lambda leaf: leaf + 9, ZERO), Grant(0, 1, 1, Still(), Z, reach=reach))
+        share = reach * uplink.bound(tree.size(ZERO)).l2
+        total = uplink.sum({0: sent}, ZERO, reach=lambda client, reach=reach: reach).total
+        assert float(tree.norm(total)) <= share < float(tree.norm(sent)) * (1 + 1e-5)
+        assert bool(tree.norm(total) > 0) == (reach == 1.0)
 
 
 def test_a_central_sum_hides_who_took_part() -> None:
