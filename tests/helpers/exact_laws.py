@@ -245,7 +245,7 @@ def grid_law(law: NoiseLaw, scale: float, value: float) -> Law:
     over into the next one.
     """
     step = grid_step(scale)
-    steps = law.in_steps(round(scale / step, 9))
+    steps = law.in_steps(math.ceil(scale / step * 1e9) / 1e9)
     points = [0, *map(int, steps.thresholds.tolist()), WORDS]
     whole = math.floor(value / step)
     places = np.arange(len(points) - 1, dtype=np.int64) + steps.lowest

@@ -23,6 +23,13 @@ RECEIPTS = [
         "tests/accounting/test_accountants.py::test_no_epsilon_of_composed_losses_is_below_the_exact_one",
     ),
     one(
+        "noise on the grid is rounded to the nearest scale",
+        "privacy/noise/sources.py",
+        "math.ceil(scale / step * 1e9) / 1e9",
+        "round(scale / step, 9)",
+        "tests/privacy/noise/test_grid.py::test_no_noise_is_narrower_than_what_is_priced",
+    ),
+    one(
         "convex steps from weights that are larger than rounding allows",
         "privacy/readers/convex_stable.py",
         "FAR = 100.0",

@@ -98,7 +98,7 @@ class System:
         from sordino.fast.row_sums import wide  # not before: who only prices noise adds nothing up
 
         step = grid_step(scale)
-        noise = law.in_steps(round(scale / step, 9))
+        noise = law.in_steps(math.ceil(scale / step * 1e9) / 1e9)  # a short number, not below the scale that is priced
         x = wide(values).cpu().reshape(-1)
         noisy = torch.empty(len(x), dtype=x.dtype if x.is_floating_point() else torch.float64)
         for start in range(0, len(x), BLOCK):  # exact: each number is computed from its own two words

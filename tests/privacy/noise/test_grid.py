@@ -93,6 +93,21 @@ def test_a_grid_leaves_no_output_impossible() -> None:
     assert len(shared) > GRID
 
 
+@given(st.floats(1e-6, 1e6))
+@settings(max_examples=50, deadline=None)
+def test_no_noise_is_narrower_than_what_is_priced(scale: float) -> None:
+    """By more than an eighth of TABLE_ERROR: normal laws whose deviations differ by r differ by 0.484 r."""
+
+    class Asked(GaussianNoise):
+        def in_steps(self, scale: float) -> Steps:
+            asked.append(scale)
+            return super().in_steps(4096.0)
+
+    asked = list[float]()
+    System().noisy(Asked(), torch.zeros(1), scale)
+    assert 1 - TABLE_ERROR / 4 <= asked[0] / (scale / grid_step(scale)) <= 1 + 1e-12
+
+
 # ---------------------------------------------------------------- the law on the grid
 
 
