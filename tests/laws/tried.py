@@ -33,6 +33,7 @@ LATER |= {
     "noisy_steps",
     "gaussian_simple",
     "central_visible",
+    "trainer_whole_update",
 }
 LATER |= {"robust", "gaussian_sampled", "gaussian_sampled_published", "slaug_fl", "slaug_fl_rigorous_b"}
 LATER |= {"lc_fl", "cdp_fl", "privunit", "dp_sgd", "paillier_fl", "lattice_fl", "fedavg_prototypes"} | {
@@ -41,7 +42,7 @@ LATER |= {"lc_fl", "cdp_fl", "privunit", "dp_sgd", "paillier_fl", "lattice_fl", 
 
 
 AGAIN = LATER | {"pdp_prox_bounds", "gaussian_gdp", "gaussian_gdp_adaptive", "laplace", "dp_prox", "whole_update"}
-AGAIN |= {"cuag_pfl_published", "trainer", "trainer_whole_update"}
+AGAIN |= {"cuag_pfl_published", "trainer"}
 
 
 def tried_on(cases: list[Case], later: set[str]) -> pytest.MarkDecorator:
