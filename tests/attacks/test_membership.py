@@ -130,7 +130,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "next_token": {
         "task": {"name": "next_token", "vocabulary": 9},
         "model": {"name": "transformer", "width": 16, "layers": 1},
-        "algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 30},
+        "algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 20},
     },
     "regression": {
         "task": {"name": "regression", "range": [0, 9]},
