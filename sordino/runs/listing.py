@@ -100,7 +100,8 @@ def _one(folder: Path, name: str) -> Listed:
     except PermissionError as error:
         return Listed(name, state="unreadable", promise=f"{error.filename}: {error.strerror}")
     last = last_scored(rows)
-    source, path = experiment.data.source, experiment.data.path
+    source, path = experiment.data.source, experiment.data.path or []
+    places = [path] if isinstance(path, str) else path
     return Listed(
         name,
         str(experiment.algorithm.get("name", "")),
@@ -113,7 +114,7 @@ def _one(folder: Path, name: str) -> Listed:
         None if receipt is None else receipt.simulated,
         "" if receipt is None else promised(receipt),
         None if receipt is None else strongest(receipt.guarantees),
-        source if path is None else f"{source} {path}",
+        " ".join((source, *map(os.path.realpath, places))),  # one file has one name, however it is spelled
     )
 
 

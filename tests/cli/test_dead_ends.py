@@ -147,6 +147,20 @@ def test_a_list_shows_the_runs_of_a_comparison_and_says_what_adds_up(tmp_path: P
     assert "adds up" not in cli("list", seeded).out
 
 
+def test_one_file_under_two_names_adds_up(
+    tmp_path: Path, visits: Callable[..., list[str]], cli: Callable[..., Said]
+) -> None:
+    words = visits(*({"age": 40 + i % 9, "case": i, "died": i % 2} for i in range(60)))[:-1]
+    file = next(word for word in words if word.startswith("data.path=")).removeprefix("data.path=")
+    (tmp_path / "same.csv").symlink_to(file)
+    one_step = ["algorithm={name='fedavg',local_steps=1,batch_size='full'}", "read={name='noisy_gradient',clip=1.0}"]
+    private = [*words, *one_step, "privacy={epsilon=4.0,delta=1e-3,noise='system'}"]
+    for path in (file, tmp_path / "same.csv"):
+        out = tmp_path / "runs" / Path(path).stem
+        assert cli(*private, f"data.path={path}", "--out", out, "-q").code == 0
+    assert "2 runs with real noise read the same data" in " ".join(cli("list", tmp_path / "runs").out.split())
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,4 +1,4 @@
-"""Bugs of accountants, of rounding, and of a verifier that looks away."""
+"""Bugs of accountants, of rounding, of lists, and of a verifier that looks away."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ RECEIPTS = [
         "math.ceil(scale / step * 1e9) / 1e9",
         "round(scale / step, 9)",
         "tests/privacy/noise/test_grid.py::test_no_noise_is_narrower_than_what_is_priced",
+    ),
+    one(
+        "a list takes two spellings of a file for two files",
+        "runs/listing.py",
+        "map(os.path.realpath, places)",
+        "places",
+        "tests/cli/test_dead_ends.py::test_one_file_under_two_names_adds_up",
     ),
     one(
         "convex steps from weights that are larger than rounding allows",
