@@ -16,7 +16,9 @@ from pathlib import Path
 import epsilons
 
 MOST_JSON, MOST_LEDGER = 64 << 20, 2 << 30  # bytes
-SEALED = "agreement.json metrics.jsonl preparation.jsonl handed.safetensors model.safetensors model.json report.html"
+SEALED = (
+    "agreement.json metrics.jsonl preparation.jsonl public_tensors.safetensors model.safetensors model.json report.html"
+)
 TABLE = "CREATE TABLE record (sequence INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL)"
 BEFORE = {"drawn": ("reserved",), "stored": ("reserved", "drawn"), "published": ("stored",), "reserved": (None,)}
 SUBJECT = ("unit", "neighbours", "adversary")

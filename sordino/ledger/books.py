@@ -297,7 +297,7 @@ def charged(record: Json) -> Iterator[tuple[str, Amount]]:
         yield from ((name, amount) for name in names if name not in refused)
 
 
-HANDED = "handed"  # the phase of the one message to everybody before the first round
+PUBLIC_TENSORS = "public_tensors"  # the phase of the one message to everybody before the first round
 TRAINING = "training"
 Way: TypeAlias = Literal["down", "up"]  # of a message
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sordino.accounting.facts import Fact, Number
-from sordino.ledger.books import HANDED, TRAINING, Way
+from sordino.ledger.books import PUBLIC_TENSORS, TRAINING, Way
 from sordino.metrics.measures import Metrics, bytes_to, rounds_to, scores, traffic
 from sordino.metrics.rows import RoundLine, RoundRow
 
@@ -79,7 +79,7 @@ def in_front(preparation: Sequence[RoundLine]) -> list[RoundRow]:
     """
     if not preparation:
         return []
-    computed = [row.device_flops for row in preparation if row.phase != HANDED]
+    computed = [row.device_flops for row in preparation if row.phase != PUBLIC_TENSORS]
     known = [flops for flops in computed if flops is not None]
     down, up, payload = zip(*((r.bytes_down or 0, r.bytes_up or 0, r.payload or 0) for r in preparation), strict=True)
     flops = sum(known) if len(known) == len(computed) else None

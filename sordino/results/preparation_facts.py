@@ -22,7 +22,7 @@ from sordino.config import Experiment
 from sordino.data.dataset import Candidates
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
-from sordino.ledger.books import HANDED
+from sordino.ledger.books import PUBLIC_TENSORS
 from sordino.metrics.preparation_cost import Cost, MessageBytes, PlainRound, charged, messages
 from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
@@ -139,7 +139,7 @@ def gather(
 def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, str]]:
     """Description of each phase's messages: those to the clients and those to the server."""
     last = phases[-1].says if phases else PhaseMessages()
-    return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {HANDED: (last.hands, "")}
+    return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {PUBLIC_TENSORS: (last.hands, "")}
 
 
 def _facts(run: RunFolder, setup: Setup) -> tuple[Facts, str]:

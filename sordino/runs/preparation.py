@@ -2,8 +2,8 @@
 result of the last one.
 
 Files in the run folder: preparation/NAME/checkpoints, and beside it the server's findings, a table in each file;
-preparation.jsonl with one object per round; and handed.safetensors, which every client receives before the first round
-of the training.
+preparation.jsonl with one object per round; and public_tensors.safetensors, which every client receives before the
+first round of the training.
 
 The preparation of another run can be reused (`--prepared`), to try training in many ways. Its releases are not made
 again: their ledger entries are copied with their charges, and the receipt of the new run accounts for both
@@ -27,7 +27,7 @@ from sordino.algorithms.phases import Phase
 from sordino.engine import checkpoint, wire
 from sordino.engine.server import FederatedServer
 from sordino.errors import RunError
-from sordino.ledger.books import HANDED, Op
+from sordino.ledger.books import PUBLIC_TENSORS, Op
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Entry, State
 from sordino.metrics.rows import RoundRow
@@ -112,9 +112,11 @@ def _send_tensors(backend: Backend, folder: Path, tensors: Params, begun: Begun 
 
     atomic_write(RunFolder(folder).tensors_file, save({k: v.cpu().contiguous() for k, v in tensors.items()}))
     config = backend.setup.experiment.digest()
-    header = wire.Header(HANDED, config, 0, -1, "down")
+    header = wire.Header(PUBLIC_TENSORS, config, 0, -1, "down")
     each = wire.size(header, wire.schema(tensors))
-    row = RoundRow(phase=HANDED, round=0, bytes_down=len(backend.setup.public.sizes) * each, bytes_up=0, payload=0)
+    row = RoundRow(
+        phase=PUBLIC_TENSORS, round=0, bytes_down=len(backend.setup.public.sizes) * each, bytes_up=0, payload=0
+    )
     written, real = begun.loaded.meta if begun is not None else {}, backend.setup.policy.real
     with metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:
         rows.write(row)

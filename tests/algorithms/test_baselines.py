@@ -138,10 +138,10 @@ def test_vhl_pulls_in_its_first_epochs_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_everybody_holds_the_same_noise_images() -> None:
     vhl = VHL(per_class=2, source="random_conv", width=4).fitted(PublicFacts((8, 8, 1), 3, (5,), 9))
-    handed = vhl.public_tensors(None, World(task()))
-    assert handed is not None
-    assert tree.size(handed) == 1  # a seed goes down, not a set
-    one, other = (vhl.public_examples(task(), handed, size, key) for size, key in ((5, 1), (50, 2)))
+    tensors = vhl.public_tensors(None, World(task()))
+    assert tensors is not None
+    assert tree.size(tensors) == 1  # a seed goes down, not a set
+    one, other = (vhl.public_examples(task(), tensors, size, key) for size, key in ((5, 1), (50, 2)))
     assert torch.equal(one.x, other.x)
     assert torch.bincount(one.y).tolist() == [2, 2, 2]
     another = vhl.public_tensors(None, World(task(), key=10))

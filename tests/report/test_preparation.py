@@ -160,9 +160,9 @@ def framed_cell(sheet: Any) -> bool:
 def test_what_was_handed_out_is_what_is_drawn(found: Preparation, folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     shutil.copytree(folder, other)
-    handed = load_file(folder / "handed.safetensors")
-    (other / "handed.safetensors").write_bytes(
-        save({k: 0 * v if v.is_floating_point() else v for k, v in handed.items()})
+    tensors = load_file(folder / "public_tensors.safetensors")
+    (other / "public_tensors.safetensors").write_bytes(
+        save({k: 0 * v if v.is_floating_point() else v for k, v in tensors.items()})
     )
     again = prepared(other)
     assert again is not None
@@ -197,8 +197,8 @@ def test_a_plain_message_is_what_was_sent_first(found: Preparation, folder: Path
     each = train.bytes_down / train.active
     assert 0 <= each - found.cost.plain_round / 6 < 64  # headers name the phase too
     assert found.cost.rounds == found.cost.bytes / found.cost.plain_round
-    model, handed = (load_file(folder / f"{name}.safetensors") for name in ("model", "handed"))
-    trained = {name: v for name, v in handed.items() if v.is_floating_point() and ".running_" not in name}
+    model, tensors = (load_file(folder / f"{name}.safetensors") for name in ("model", "public_tensors"))
+    trained = {name: v for name, v in tensors.items() if v.is_floating_point() and ".running_" not in name}
     d_m, d_g = (sum(value.numel() for value in held.values()) for held in (model, trained))
     sizes = Sizes(devices=6, chosen=3, rounds=3, classes=10, model=d_m, generator=d_g, width=64)
     assert found.cost.formula_rounds == sizes.upfront
@@ -207,7 +207,7 @@ def test_a_plain_message_is_what_was_sent_first(found: Preparation, folder: Path
 
 ROWS = [
     RoundLine(phase="train", round=1, bytes_down=100, bytes_up=90, payload=5, device_flops=7.0),
-    RoundLine(phase="handed", round=0, bytes_down=1000, bytes_up=0, payload=0),
+    RoundLine(phase="public_tensors", round=0, bytes_down=1000, bytes_up=0, payload=0),
 ]
 
 
@@ -258,7 +258,7 @@ def test_a_folder_is_read_without_ledger_or_lock_and_left_alone(
 
 def test_a_run_that_stopped_on_the_way_is_shown_as_far_as_it_came(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
-    shutil.copytree(folder, other, ignore=shutil.ignore_patterns("ask", "handed*", "metrics.jsonl", "model*"))
+    shutil.copytree(folder, other, ignore=shutil.ignore_patterns("ask", "public_tensors*", "metrics.jsonl", "model*"))
     shutil.rmtree(other / "checkpoints")  # nor was any round of the training kept
     (other / "preparation.jsonl").write_text(json.dumps(RunFolder(folder).prepared()[0].to_json()) + "\n")
     facts = prepared(other)

@@ -38,13 +38,14 @@ class Whole(NamedTuple):
 
     training: Trace
     rows: str  # of the preparation
-    handed: str
+    tensors: str
     phases: dict[str, str]  # what each stood at: the server, and what clients kept
 
 
 def whole(folder: Path) -> Whole:
-    rows, handed = (
-        hashlib.sha256((folder / f).read_bytes()).hexdigest() for f in ("preparation.jsonl", "handed.safetensors")
+    rows, tensors = (
+        hashlib.sha256((folder / f).read_bytes()).hexdigest()
+        for f in ("preparation.jsonl", "public_tensors.safetensors")
     )
     phases = {}
     for mine in simulated(config.load(folder / "experiment.toml")).preparation:
@@ -57,7 +58,7 @@ def whole(folder: Path) -> Whole:
             assert one is not None
             states.restore(one.trees)
         phases[mine.setup.phase] = checkpoint.digest_trees({"server": loaded.trees["server"], **states.trees()})
-    return Whole(trace(folder), rows, handed, phases)
+    return Whole(trace(folder), rows, tensors, phases)
 
 
 def apart(a: Whole, b: Whole) -> list[str]:
@@ -212,7 +213,7 @@ def test_the_law_catches_a_preparation_that_forgets_what_clients_keep(
         start(tiny(), tmp_path / "run")
     monkeypatch.setattr(Setup, "states", lambda self, folder=None, trees=None: _fresh(self))
     resume(tmp_path / "run")
-    assert "handed" in apart(unstopped, whole(tmp_path / "run"))
+    assert "tensors" in apart(unstopped, whole(tmp_path / "run"))
 
 
 def _fresh(setup: Setup) -> Any:
@@ -302,7 +303,7 @@ def test_ranks_say_the_same_bytes(unstopped: Whole, tmp_path: Path) -> None:
     killed = torchrun(2, "killed", "run", tmp_path / "e.toml", "--out", out, module="tests.runs.watched_workers")
     assert killed.returncode != 0
     assert (out / "preparation" / "ask").is_dir()
-    assert not (out / "handed.safetensors").exists()
+    assert not (out / "public_tensors.safetensors").exists()
     resumed = torchrun(2, "resume", out)
     assert resumed.returncode == 0, resumed.stderr
     assert apart(unstopped, whole(out)) == []

@@ -83,7 +83,7 @@ def test_a_release_of_the_preparation_that_is_not_planned_is_named(once: Path) -
 def test_one_row_per_round(once: Path) -> None:
     rows = rows_of(once)
     asked = sum(row["phase"] == "ask" for row in rows)
-    wanted = [("train", 1), *(("ask", t) for t in range(1, asked + 1)), ("handed", 0)]
+    wanted = [("train", 1), *(("ask", t) for t in range(1, asked + 1)), ("public_tensors", 0)]
     assert [(row["phase"], row["round"]) for row in rows] == wanted
 
 

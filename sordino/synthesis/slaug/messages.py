@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.phases import Asked, DeviceScores, RunNumbers
-from sordino.ledger.books import HANDED, TRAINING
+from sordino.ledger.books import PUBLIC_TENSORS, TRAINING
 from sordino.synthesis.generators import nets
 from sordino.synthesis.slaug.training import Calibrated
 from sordino.types import Message, Params
@@ -136,7 +136,7 @@ class Sizes(NamedTuple):
         return {
             ("train", "up"): self.devices * self.model,
             ("ask", "up"): prototypes,
-            (HANDED, "down"): self.devices * self.generator,
+            (PUBLIC_TENSORS, "down"): self.devices * self.generator,
             (TRAINING, "down"): each,
             (TRAINING, "up"): each,
         }

@@ -320,8 +320,8 @@ def test_a_client_draws_once_in_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     drawn: list[tuple[int, Any, Examples]] = []
     real = SlaugFL.public_examples
 
-    def counted(self: SlaugFL, made: Any, handed: Any, size: int, key: Any) -> Examples:
-        found = real(self, made, handed, size, key)
+    def counted(self: SlaugFL, made: Any, tensors: Any, size: int, key: Any) -> Examples:
+        found = real(self, made, tensors, size, key)
         drawn.append((size, keys.word(key), found))
         return found
 
