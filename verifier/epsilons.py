@@ -192,9 +192,8 @@ def loss_epsilon(found, delta, pure):
     rough = [epsilon for epsilon in (pure, renyi_epsilon(found, delta, FEW_ORDERS)) if epsilon is not None]
     widest = max(max(sizes)[0], min(rough, default=0.0))
     step = max(min(widest / 5e4, min(size for _, size in sizes) / 10), widest / 3e5) * max(1.0, len(sizes) / 10)
-    return max(
-        0.0, float(losses(frozenset(found.items()), 2.0 ** round(math.log2(step))).get_epsilon_for_delta(delta - lost))
-    )
+    composed = losses(frozenset(found.items()), 2.0 ** round(math.log2(step)))
+    return max(0.0, float(composed.get_epsilon_for_delta(delta - lost)))
 
 
 @lru_cache(maxsize=16)

@@ -16,9 +16,7 @@ from pathlib import Path
 import epsilons
 
 MOST_JSON, MOST_LEDGER = 64 << 20, 2 << 30  # bytes
-SEALED = (
-    "agreement.json metrics.jsonl preparation.jsonl public_tensors.safetensors model.safetensors model.json report.html"
-)
+SEALED = "agreement.json metrics.jsonl preparation.jsonl public.safetensors model.safetensors model.json report.html"
 TABLE = "CREATE TABLE record (sequence INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL)"
 BEFORE = {"drawn": ("reserved",), "stored": ("reserved", "drawn"), "published": ("stored",), "reserved": (None,)}
 SUBJECT = ("unit", "neighbours", "adversary")
@@ -96,8 +94,7 @@ class Ledger:
         if (kind == "scope") != (place == 0):
             raise epsilons.Wrong(f"record {place} of the ledger: there is one scope, and it comes first")
         if kind == "scope":
-            self.scope, self.caps = record["scope"], record["caps"]
-            self.many, self.each = record.get("each", (0, []))
+            self.scope, self.caps, (self.many, self.each) = record["scope"], record["caps"], record.get("each", (0, []))
         elif kind == "sealed":
             self.seals.setdefault(record["digest"], place)
         elif self.states.get(op) not in BEFORE[kind]:
@@ -209,8 +206,7 @@ class Verdict:
                     self.wrong.append(f"{name}: releases or event are not those of the client with the largest loss")
             if "nominal_epsilon" in each:
                 self.notes.append(f"{name}: nominal_epsilon proves nothing and was not checked")
-        left = [subject for subject in [*rows, *void] if subject not in given]
-        self.wrong += [f"{where}{subject}: the receipt leaves it out" for subject in left]
+        self.wrong += [f"{where}{one}: the receipt leaves it out" for one in [*rows, *void] if one not in given]
 
     def files(self, folder, names):
         tables = [path.relative_to(folder).as_posix() for path in folder.glob("preparation/*/*.jsonl")]

@@ -53,7 +53,7 @@ class RunFolder:
     environment_file = _Named("environment.json")  # which run this is, and where it ran
     agreement_file = _Named("agreement.json")  # public numbers
     candidates_file = _Named("candidates.json")  # recipe of the server's own images
-    tensors_file = _Named("public_tensors.safetensors")  # tensors sent to every client before the training
+    tensors_file = _Named("public.safetensors")  # tensors sent to every client before the training
     metrics_file = _Named("metrics.jsonl")  # one object per round
     costs_file = _Named("costs.jsonl")  # seconds
     preparation_file = _Named("preparation.jsonl")  # one object per round of the phases before the training

@@ -2,8 +2,8 @@
 result of the last one.
 
 Files in the run folder: preparation/NAME/checkpoints, and beside it the server's findings, a table in each file;
-preparation.jsonl with one object per round; and public_tensors.safetensors, which every client receives before the
-first round of the training.
+preparation.jsonl with one object per round; and public.safetensors, which every client receives before the first round
+of the training.
 
 The preparation of another run can be reused (`--prepared`), to try training in many ways. Its releases are not made
 again: their ledger entries are copied with their charges, and the receipt of the new run accounts for both

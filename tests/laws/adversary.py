@@ -66,7 +66,7 @@ PASSED_OVER = (
     "report.html",
     "ledger.sqlite",
     "model.safetensors",
-    "public_tensors.safetensors",
+    "public.safetensors",
 )
 
 
@@ -176,7 +176,7 @@ def _left(folder: Path, follower: Follower, released: tuple[str, ...]) -> dict[s
             continue
         # what the server found in a preparation follows from what it was sent
         found[str(name)] = None if name.parts[0] == "preparation" else _content(path, released)
-    for path in (folder / "model.safetensors", folder / "public_tensors.safetensors"):
+    for path in (folder / "model.safetensors", folder / "public.safetensors"):
         found[f"size of {path.name}"] = path.stat().st_size if path.exists() else None
     with Ledger.as_founded(RunFolder(folder).ledger) as ledger:
         entries = list(ledger.entries())

@@ -91,7 +91,7 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
         assert row["bytes_down"] == sum(message(phase, int(t), -1, told[phase]) for _ in clients)
         assert row["bytes_up"] == sum(message(phase, int(t), k, sent[phase]) for k in clients)
         assert row["payload"] == sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(sent[phase]))
-    tensors = safetensors.torch.load_file(once / "public_tensors.safetensors")
+    tensors = safetensors.torch.load_file(once / "public.safetensors")
     envelope = len(wire.encode(wire.Header("public_tensors", digest, 0, -1, "down"), tensors))
     assert rows[-1]["bytes_down"] == CLIENTS * envelope
 
@@ -113,7 +113,7 @@ def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
     with opened(once)[1].ledger as ledger:
         messages = sum(2 * row["active"] for row in (*rows[:-1], *training)) + CLIENTS
         assert len(list(ledger.entries())) == len(rows) - 1 + len(training)
-    tensors = safetensors.torch.load_file(once / "public_tensors.safetensors")
+    tensors = safetensors.torch.load_file(once / "public.safetensors")
     known = tensors.pop("classes")  # the classes that it draws
     statistics = sum(v.numel() for v in tensors.values()) - d_g
     beyond = (
@@ -153,5 +153,5 @@ def _envelopes(folder: Path) -> int:
                     told = type(told)(torch.zeros(1, dtype=torch.int64))
                 total += envelope(name, int(t), -1, wire.schema(told))
                 total += envelope(name, int(t), k, wire.schema(algorithm.zero(mine.task, down)))
-    tensors = safetensors.torch.load_file(folder / "public_tensors.safetensors")
+    tensors = safetensors.torch.load_file(folder / "public.safetensors")
     return total + CLIENTS * envelope("public_tensors", 0, -1, wire.schema(tensors))

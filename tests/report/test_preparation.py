@@ -160,8 +160,8 @@ def framed_cell(sheet: Any) -> bool:
 def test_what_was_handed_out_is_what_is_drawn(found: Preparation, folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     shutil.copytree(folder, other)
-    tensors = load_file(folder / "public_tensors.safetensors")
-    (other / "public_tensors.safetensors").write_bytes(
+    tensors = load_file(folder / "public.safetensors")
+    (other / "public.safetensors").write_bytes(
         save({k: 0 * v if v.is_floating_point() else v for k, v in tensors.items()})
     )
     again = prepared(other)
@@ -197,7 +197,7 @@ def test_a_plain_message_is_what_was_sent_first(found: Preparation, folder: Path
     each = train.bytes_down / train.active
     assert 0 <= each - found.cost.plain_round / 6 < 64  # headers name the phase too
     assert found.cost.rounds == found.cost.bytes / found.cost.plain_round
-    model, tensors = (load_file(folder / f"{name}.safetensors") for name in ("model", "public_tensors"))
+    model, tensors = (load_file(folder / f"{name}.safetensors") for name in ("model", "public"))
     trained = {name: v for name, v in tensors.items() if v.is_floating_point() and ".running_" not in name}
     d_m, d_g = (sum(value.numel() for value in held.values()) for held in (model, trained))
     sizes = Sizes(devices=6, chosen=3, rounds=3, classes=10, model=d_m, generator=d_g, width=64)
@@ -258,7 +258,9 @@ def test_a_folder_is_read_without_ledger_or_lock_and_left_alone(
 
 def test_a_run_that_stopped_on_the_way_is_shown_as_far_as_it_came(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
-    shutil.copytree(folder, other, ignore=shutil.ignore_patterns("ask", "public_tensors*", "metrics.jsonl", "model*"))
+    shutil.copytree(
+        folder, other, ignore=shutil.ignore_patterns("ask", "public.safetensors", "metrics.jsonl", "model*")
+    )
     shutil.rmtree(other / "checkpoints")  # nor was any round of the training kept
     (other / "preparation.jsonl").write_text(json.dumps(RunFolder(folder).prepared()[0].to_json()) + "\n")
     facts = prepared(other)

@@ -44,8 +44,7 @@ class Whole(NamedTuple):
 
 def whole(folder: Path) -> Whole:
     rows, tensors = (
-        hashlib.sha256((folder / f).read_bytes()).hexdigest()
-        for f in ("preparation.jsonl", "public_tensors.safetensors")
+        hashlib.sha256((folder / f).read_bytes()).hexdigest() for f in ("preparation.jsonl", "public.safetensors")
     )
     phases = {}
     for mine in simulated(config.load(folder / "experiment.toml")).preparation:
@@ -112,7 +111,7 @@ def killed_in(phase: str, point: str, t: int) -> Iterator[None]:
 
 @contextmanager
 def killed_at_the_handover(written: bool) -> Iterator[None]:
-    real = preparation._hand
+    real = preparation._send_tensors
 
     def dying(*given: Any) -> None:
         if written:
@@ -120,7 +119,7 @@ def killed_at_the_handover(written: bool) -> Iterator[None]:
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "_hand", dying)
+        patch.setattr(preparation, "_send_tensors", dying)
         with pytest.raises(Killed):
             yield
 
@@ -303,7 +302,7 @@ def test_ranks_say_the_same_bytes(unstopped: Whole, tmp_path: Path) -> None:
     killed = torchrun(2, "killed", "run", tmp_path / "e.toml", "--out", out, module="tests.runs.watched_workers")
     assert killed.returncode != 0
     assert (out / "preparation" / "ask").is_dir()
-    assert not (out / "public_tensors.safetensors").exists()
+    assert not (out / "public.safetensors").exists()
     resumed = torchrun(2, "resume", out)
     assert resumed.returncode == 0, resumed.stderr
     assert apart(unstopped, whole(out)) == []

@@ -59,7 +59,7 @@ def left(folder: Path) -> dict[str, Any]:
     with federation.ledger as ledger:
         books = [(e.op.partition(".")[2], e.state, e.charges, e.note, e.digest) for e in ledger.entries()]
     receipt = json.loads((folder / "privacy.json").read_text())
-    files = ("model.safetensors", "public_tensors.safetensors", "preparation.jsonl", "metrics.jsonl")
+    files = ("model.safetensors", "public.safetensors", "preparation.jsonl", "metrics.jsonl")
     return {
         **{name: (folder / name).read_bytes() for name in files},
         "tables": {path.name: path.read_bytes() for path in folder.glob("preparation/*/*.jsonl")},
@@ -137,7 +137,7 @@ def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monk
 def test_another_preparation_hands_out_something_else(made: Path, tmp_path: Path) -> None:
     """What makes the law above one that can fail."""
     other = run(tmp_path / "other", algorithm={"prepare_epochs": 2})
-    assert left(other)["public_tensors.safetensors"] != left(made)["public_tensors.safetensors"]
+    assert left(other)["public.safetensors"] != left(made)["public.safetensors"]
 
 
 @pytest.fixture(scope="module")

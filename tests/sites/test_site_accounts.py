@@ -342,4 +342,4 @@ def test_what_is_handed_out_does_not_change_in_the_middle_of_a_run(tmp_path: Pat
             answer, _ = server.says(Store(), messages=[given])
             codes.append(answer.code if isinstance(answer, Refused) else "")
         assert codes == ["no-tensors", "", "", "other-content"]
-        assert server.member.folder.joinpath("public_tensors.safetensors").read_bytes() == first
+        assert server.member.folder.joinpath("public.safetensors").read_bytes() == first
