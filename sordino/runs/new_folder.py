@@ -23,6 +23,7 @@ from sordino.device import CPU
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
 from sordino.planning.agreement import Agreement
+from sordino.planning.methods import Methods
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
@@ -101,6 +102,7 @@ def environment_of(experiment: Experiment, prepared: Path | None = None, run: st
 
 
 ORDERED = "it stands in [engine]"
+ALONE = "; but one by one, since the cohort is secret: in one call, who else was drawn would decide rounding"
 
 
 def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
@@ -119,7 +121,7 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
     data, privacy = experiment.data, experiment.privacy
     kept = "real: of the operating system" if privacy.real else f"simulated, from the seed {experiment.seed}"
     return [
-        f"executor {engine.executor}: {why}",
+        f"executor {engine.executor}: {why}{ALONE * (privacy.real and Methods(experiment).cohort.hidden)}",
         f"device {engine.device}: {_placed(asked, engine)}",
         f"workers {engine.workers}: {trainers} that train clients, each with {engine.threads} torch threads",
         f"precision {engine.precision}: {precise}",

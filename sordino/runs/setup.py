@@ -167,7 +167,10 @@ class Setup(PlannedPhase):
 
     @property
     def sharing(self) -> str:
-        """Way of computing the clients of one process: stacked, with their examples pooled, or one by one."""
+        """Way of computing the clients of one process: stacked, with their examples pooled, or one by one, as in a
+        secret cohort: in one call, who else was drawn would decide how an upload is rounded."""
+        if self.policy.secret_cohort:
+            return "loop"
         executor, plainly = self.engine.executor, reads_plainly(self.chosen)
         if executor == "ranks":
             return "stack" if plainly else "pooled"

@@ -30,6 +30,13 @@ RECEIPTS = [
         "tests/privacy/noise/test_grid.py::test_no_noise_is_narrower_than_what_is_priced",
     ),
     one(
+        "clients of a secret cohort share a call",
+        "runs/setup.py",
+        "if self.policy.secret_cohort:",
+        "if False:",
+        "tests/privacy/test_absent.py::test_in_a_secret_cohort_nobody_else_decides_how_an_upload_is_rounded",
+    ),
+    one(
         "a list takes two spellings of a file for two files",
         "runs/listing.py",
         "map(os.path.realpath, places)",
