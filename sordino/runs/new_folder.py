@@ -23,7 +23,6 @@ from sordino.device import CPU
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
 from sordino.planning.agreement import Agreement
-from sordino.planning.methods import Methods
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
@@ -102,14 +101,14 @@ def environment_of(experiment: Experiment, prepared: Path | None = None, run: st
 
 
 ORDERED = "it stands in [engine]"
-ALONE = "; but one by one, since the cohort is secret: in one call, who else was drawn would decide rounding"
 
 
 def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
     """The program's own choices for a run (executor, device, precision, noise, ledger), each with its reason."""
     rule = {
         "pooled": "the algorithm reads examples behind noise, and clients at equal weights can share a pass",
-        "stack": "the algorithm reads examples as they are, and clients of equal shape can be trained in one call",
+        "stack": "the algorithm reads examples as they are, and clients of equal shape can be trained in one call; in "
+        "a hidden cohort with real noise each is trained alone",
     }
     has = "this processor has" if engine.precision == "bf16" else "this processor lacks"
     why = ORDERED if asked.executor != "auto" else rule.get(engine.executor, "the algorithm asks for it")
@@ -121,7 +120,7 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
     data, privacy = experiment.data, experiment.privacy
     kept = "real: of the operating system" if privacy.real else f"simulated, from the seed {experiment.seed}"
     return [
-        f"executor {engine.executor}: {why}{ALONE * (privacy.real and Methods(experiment).cohort.hidden)}",
+        f"executor {engine.executor}: {why}",
         f"device {engine.device}: {_placed(asked, engine)}",
         f"workers {engine.workers}: {trainers} that train clients, each with {engine.threads} torch threads",
         f"precision {engine.precision}: {precise}",
