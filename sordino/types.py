@@ -346,8 +346,8 @@ class Task(Protocol):
     def image(self, seen: Tensor) -> Tensor: ...  # the inverse: from inputs of the network to images between 0 and 1
     def predict(self, params: Params, x: Tensor) -> Tensor: ...
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
-    def clipped_sum(
-        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    def clipped_sum(  # solo: each example in a pass of its own, so that no other decides how it is rounded
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int, solo: bool = False
     ) -> Params: ...
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor

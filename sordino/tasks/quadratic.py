@@ -97,6 +97,6 @@ class Quadratic:
         return slow_medians(losses, params, batch, keys)
 
     def clipped_sum(
-        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int, solo: bool = False
     ) -> Params:
-        return slow_sum(losses, params, batch, keys, clip, order)
+        return slow_sum(losses, params, batch, keys, clip, order, solo)

@@ -16,7 +16,7 @@ from sordino import keys
 from sordino.errors import ConfigError, DataError
 from sordino.fast.factored import ClientRows, Part, Ready
 from sordino.fast.graphs import replayed
-from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
+from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, passes, slow_medians, slow_sum
 from sordino.tasks.architecture import Architecture
 from sordino.tasks.hidden_state import remembered, several
 from sordino.tasks.losses import CrossEntropy, LossFunction, WrittenLoss, bits
@@ -175,29 +175,30 @@ class Supervised(NetworkOnRows, ABC):
         assert self._chain is not None
         kind = next(iter(params.values())).dtype
         tape = self._chain.tape(params, self._scaled(x, kind), self._target(y, kind), None, self._slope)
-        return Sides(tape, clip, order, kind)
+        return Sides([tape], clip, order, kind)
 
     def clipped_sum(
-        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int, solo: bool = False
     ) -> Params:
         """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly.
 
         All examples go through in one pass if every layer is known never to mix them; a user's own network or losses
-        take one example at a time.
+        take one example at a time. `solo`: each goes through in a pass of its own (`passes`).
         """
         if self._chain is not None and losses == self.losses:
-            return self._sides(self._chain, params, batch, keys, clip, order).sum(params)
+            return self._sides(self._chain, params, batch, keys, clip, order, solo).sum(params)
         total = None
         if self._ruled(losses, params):
-            total = fast_sum(self._recorder, losses, params, batch, keys, clip, order)
-        return total or slow_sum(losses, params, batch, keys, clip, order)
+            total = fast_sum(self._recorder, losses, params, batch, keys, clip, order, solo)
+        return total or slow_sum(losses, params, batch, keys, clip, order, solo)
 
     def _sides(
-        self, chain: Chain, params: Params, batch: Examples, keys: Tensor, clip: float | None, order: int
+        self, chain: Chain, params: Params, batch: Examples, keys: Tensor, clip: float | None, order: int, solo: bool
     ) -> Sides:
         kind = next(iter(params.values())).dtype
         x, y = self._seen(batch.x, kind, keys), self._target(batch.y, kind)
-        return Sides(chain.tape(params, x, y, keys if self._drops else None, self._slope), clip, order, kind)
+        each = passes(solo, x, y, keys if self._drops else None)
+        return Sides([chain.tape(params, x, y, drawn, self._slope) for x, y, drawn in each], clip, order, kind)
 
     def check_used(self) -> None:
         """Refuses a trained parameter that no loss depends on, such as one of an adapter that is switched off."""
@@ -236,7 +237,7 @@ class Supervised(NetworkOnRows, ABC):
         """
         if self._chain is None or losses != self.losses:
             return slow_medians(losses, params, batch, keys)
-        sides = self._sides(self._chain, params, batch, keys, None, 2)
+        sides = self._sides(self._chain, params, batch, keys, None, 2, False)
         return sides.sum(params), sides.radii
 
     def _ruled(self, losses: Losses, params: Params) -> bool:

@@ -17,7 +17,7 @@ from sordino.errors import NOT_NEGATIVE, PrivacyError, UnsoundGuarantee, check_r
 from sordino.keys import Key
 from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
-from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, alone, check_unread
+from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, alone, check_unread, may_be_missing
 from sordino.privacy.uplink.stages import SLACK
 from sordino.types import Examples, Grant, LocalWork, Shard, Task, Tensor
 
@@ -119,7 +119,8 @@ class SumShard(GuardedShard[ClassSums]):
 
     def _sums(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
         """The sums of clipped statistics, and the numbers of examples, before any noise."""
-        return class_sums(lambda x: clipped(alone(of, x), self._reader.clip), self._examples, classes)
+        solo = may_be_missing(self._reader, self._grant)
+        return class_sums(lambda x: clipped(alone(of, x, solo), self._reader.clip), self._examples, classes)
 
 
 def clipped(z: Tensor, radius: float) -> Tensor:

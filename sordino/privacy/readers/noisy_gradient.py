@@ -29,6 +29,7 @@ from sordino.privacy.readers.private_reader import (
     R,
     check_reservation,
     check_unread,
+    may_be_missing,
 )
 from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Neighbours, Params, Shard, Task, Tensor
 
@@ -258,10 +259,11 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         assert reader.clip_order is not None
         if not len(rows):
             return tree.zeros_like(params)
-        if pool is not None and reader.sampling == "full" and losses == self._task.losses:
+        solo = may_be_missing(reader, self._grant)
+        if pool is not None and not solo and reader.sampling == "full" and losses == self._task.losses:
             pooled: Params | None = pool.sum(self._grant.client, params, reader.clip, reader.clip_order)
             if pooled is not None:
                 return pooled
         batch = Examples(self._examples.x[rows], self._examples.y[rows])
         with self._task.still(losses, params=params):
-            return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
+            return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order, solo)

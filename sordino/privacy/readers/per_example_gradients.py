@@ -14,9 +14,10 @@ does. The choice of path affects correctness, not privacy; it is made once, by c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,14 @@ def covered(leaf: nn.Module) -> bool:
 
 
 def fast_sum(
-    recorder: Recorder, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    recorder: Recorder,
+    losses: Losses,
+    params: Params,
+    batch: Examples,
+    keys: Tensor,
+    clip: float,
+    order: int,
+    solo: bool = False,
 ) -> Params | None:
     """The sum of clipped gradients by the rules of the layers, each example as a batch of its own. None where an
     example does not use each layer exactly once.
@@ -108,9 +116,25 @@ def fast_sum(
     each = torch.func.vmap(torch.func.grad(one, has_aux=True), in_dims=(None, 0, 0, 0))
     # exact because adding a tap of zeros changes no output, and the gradient at the tap is the one at the output
     taps = {name: torch.zeros_like(made) for name, made in first.made.items()}
-    back, given = each(taps, batch.x, batch.y, keys)
-    passed = [(name, layer, given[name][:, 0], back[name][:, 0]) for name, layer in recorder.layers.items()]
-    return Sides(passed, clip, order, next(iter(back.values())).dtype).sum(params)
+    found = [each(taps, *rows) for rows in passes(solo, batch.x, batch.y, keys)]
+    kind = next(iter(found[0][0].values())).dtype
+    layers = recorder.layers.items()
+    tapes = [[(name, one, given[name][:, 0], back[name][:, 0]) for name, one in layers] for back, given in found]
+    return Sides(tapes, clip, order, kind).sum(params)
+
+
+LayerSides: TypeAlias = tuple[str, nn.Module, Tensor, Tensor]  # input of a layer, and the gradient at its output
+
+
+def passes(solo: bool, *rows: Any) -> list[tuple[Any, ...]]:
+    """The rows of each pass over the network: all in one, or each in one of its own (`solo`). How many go through
+    together decides how each is rounded, so one that is missing would change the gradients of all others, and by far
+    more than a last digit where weights are large.
+    """
+    if not solo:
+        return [rows]
+    each = [[None] * len(rows[0]) if one is None else one.split(1) for one in rows]
+    return list(zip(*each, strict=True))
 
 
 class Sides:
@@ -122,11 +146,12 @@ class Sides:
 
     def __init__(
         self,
-        passed: Iterable[tuple[str, nn.Module, Tensor, Tensor]],
+        tapes: Sequence[Iterable[LayerSides]],
         clip: float | None,
         order: int,
         dtype: torch.dtype,
     ):
+        passed = tapes[0] if len(tapes) == 1 else map(_joined, zip(*tapes, strict=True))
         self._sides = {name: RULES[type(module)](module, a, g) for name, module, a, g in passed}
         each = {(name, leaf): norm for name, side in self._sides.items() for leaf, norm in side.norms(order).items()}
         norms = norm_of(torch.stack(list(each.values())), order, 0)
@@ -150,6 +175,12 @@ class Sides:
         return {name: total[name] for name in params}
 
 
+def _joined(passes: tuple[LayerSides, ...]) -> LayerSides:
+    """One layer in several passes, as in one."""
+    names, modules, given, back = zip(*passes, strict=True)
+    return names[0], modules[0], torch.cat(given), torch.cat(back)
+
+
 def _path(layer: str, leaf: str) -> str:
     return f"{layer}.{leaf}" if layer else leaf
 
@@ -158,12 +189,14 @@ def _median(norms: Tensor) -> float:
     return float(torch.quantile(norms, 0.5)) if len(norms) else 0.0
 
 
-def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
+def slow_sum(
+    losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int, solo: bool = False
+) -> Params:
     """The sum of clipped gradients from one gradient per example, in chunks of bounded memory. This is the
     definition; the fast rules must equal it.
     """
     size = sum(value.numel() for value in params.values())
-    step = max(1, CHUNK_FLOATS // max(size, 1))
+    step = 1 if solo else max(1, CHUNK_FLOATS // max(size, 1))
     total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in params.items()}
     for i in range(0, len(batch.y), step):
         some = slice(i, i + step)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sordino.accounting.claims import Status
+from sordino.accounting.claims import Status, is_real
 from sordino.accounting.events import Event, Poisson, Repeat, check_multiplier
 from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
@@ -206,9 +206,18 @@ def remembering(name: str) -> UnsoundGuarantee:
     )
 
 
-def alone(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """The statistic of(x) [n, d], computed on each row by itself."""
+def may_be_missing(reader: NoisyReader, grant: Grant) -> bool:
+    """True if an example may be missing (zero_out) behind real noise. Then each goes through the network in a pass of
+    its own: how many go together decides how each is rounded, and at weights of a server's choice by whole clips.
+    """
+    return reader.neighbours == "zero_out" and is_real(grant.source.name)
+
+
+def alone(of: Callable[[Tensor], Tensor], rows: Tensor, solo: bool = False) -> Tensor:
+    """The statistic of(x) [n, d], computed on each row by itself; in a call of its own if `solo`."""
     try:
-        return torch.func.vmap(lambda row: of(row[None])[0])(rows)
+        if not solo:
+            return torch.func.vmap(lambda row: of(row[None])[0])(rows)
     except RuntimeError:  # a branch on a value; any other error comes up again
-        return torch.cat([of(row) for row in torch.split(rows, 1)])
+        pass
+    return torch.cat([of(row) for row in torch.split(rows, 1)])

@@ -156,7 +156,7 @@ class Twin(Quadratic):
         self.how = how
 
     def clipped_sum(
-        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int, solo: bool = False
     ) -> Params:
         return tree.unflat(self.how(batch.x, clip), params)
 
