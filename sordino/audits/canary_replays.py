@@ -81,7 +81,7 @@ class CanaryImages(Canaries):
 
     @cached_property
     def sides(self) -> tuple[Examples, Examples]:
-        """What randomised response gives without its randomness: for an absent canary image, and for a present one."""
+        """Answers of randomised response without its randomness: for an absent canary image, and for a present one."""
         image = torch.zeros(1, *self.shape, dtype=torch.uint8)
         black = Examples(image, torch.zeros(1, dtype=torch.int64))
         spots = self.places if self.each_value else slice(None)

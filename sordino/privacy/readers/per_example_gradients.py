@@ -175,9 +175,9 @@ class Sides:
         return {name: total[name] for name in params}
 
 
-def _joined(passes: tuple[LayerSides, ...]) -> LayerSides:
-    """One layer in several passes, as in one."""
-    names, modules, given, back = zip(*passes, strict=True)
+def _joined(layer: tuple[LayerSides, ...]) -> LayerSides:
+    """Inputs and output gradients of one layer in several passes, as those of one pass."""
+    names, modules, given, back = zip(*layer, strict=True)
     return names[0], modules[0], torch.cat(given), torch.cat(back)
 
 

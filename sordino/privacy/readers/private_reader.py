@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -215,9 +216,7 @@ def may_be_missing(reader: NoisyReader, grant: Grant) -> bool:
 
 def alone(of: Callable[[Tensor], Tensor], rows: Tensor, solo: bool = False) -> Tensor:
     """The statistic of(x) [n, d], computed on each row by itself; in a call of its own if `solo`."""
-    try:
-        if not solo:
+    if not solo:
+        with suppress(RuntimeError):  # a branch on a value; any other error comes up again
             return torch.func.vmap(lambda row: of(row[None])[0])(rows)
-    except RuntimeError:  # a branch on a value; any other error comes up again
-        pass
     return torch.cat([of(row) for row in torch.split(rows, 1)])

@@ -6,7 +6,8 @@ large, make every logit a rounding error: there one row less changed the gradien
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from sordino import keys, tree
 from sordino.fast.row_sums import wide
 from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks import nets
 from sordino.tasks.supervised import Classification
@@ -81,6 +83,75 @@ def moved(name: str, source: NoiseSource) -> float:
 
     sizes = (ROWS // 3, 2 * ROWS // 3, ROWS)
     return max(float((total(slice(n), n) - total(slice(1, n), n)).norm()) for n in sizes)
+
+
+class Ruled(nn.Module):
+    """Layers that the rules cover, in a network that is no chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "chain": lambda: nets.mlp((WIDTH,), CLASSES),
+    "chain that drops": lambda: nn.Sequential(nn.Linear(WIDTH, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, CLASSES)),
+    "ruled": Ruled,
+    "bare": Bare,
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_passes_of_one_example_each_give_the_same_sum(name: str) -> None:
+    task = Classification(NETWORKS[name](), name=name, shape=(WIDTH,), mean=(0.0,), std=(1.0,), image=False)
+    generator = torch.Generator().manual_seed(4)
+    params = {key: torch.randn(value.shape, generator=generator) / 20 for key, value in task.init(0).items()}
+    rows = Examples(torch.randn(7, WIDTH, generator=generator), torch.arange(7))
+    draws = keys.bits(keys.root(2), 7)
+    together, apart, fewer = (
+        tree.flat({key: wide(value) for key, value in found.items()})
+        for found in (
+            task.clipped_sum(task.losses, params, rows, draws, 0.5, 2),
+            task.clipped_sum(task.losses, params, rows, draws, 0.5, 2, True),
+            task.clipped_sum(task.losses, params, Examples(rows.x[:6], rows.y[:6]), draws[:6], 0.5, 2, True),
+        )
+    )
+    torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-6)
+    assert float((fewer - together).norm()) == pytest.approx(0.5, rel=1e-3)  # the last example's, which is clipped
+
+
+def test_sums_per_class_are_the_same_of_examples_in_calls_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, _, rows = hostile("chain")
+    reader = ClassSums(1.0, multiplier=1.0)
+
+    def sums(source: NoiseSource) -> Tensor:
+        shard = reader.open(rows, Grant(0, ROWS, ROWS, source, 1.0), task)
+        return shard.by_class(lambda x: x[:, :5], CLASSES)[0]
+
+    seeded = sums(Real(name="counter"))
+    monkeypatch.setattr(torch.func, "vmap", lambda of: pytest.fail("all examples in one call"))
+    torch.testing.assert_close(sums(Real()), seeded, rtol=1e-12, atol=0)
+    with pytest.raises(pytest.fail.Exception):
+        sums(Real(name="counter"))
+
+
+@pytest.mark.parametrize("name", ["chain", "bare"])
+def test_another_example_in_its_place_moves_a_sum_by_two_clips(name: str) -> None:
+    """A batch of a public size is rounded in one way, so all may go through together."""
+    task, params, rows = hostile(name)
+    reader = replace(READER, neighbours="replace")
+
+    def total(x: Tensor) -> Tensor:
+        shard = reader.open(Examples(x, rows.y), Grant(0, ROWS, ROWS, Real(), 1.0), task)
+        (batch,) = shard.batches(LocalWork(None, 1, None), keys.root(1))
+        return tree.flat(batch.grad(task.losses, params)).double() * ROWS
+
+    others = rows.x.clone()
+    others[0] = rows.x[1] - rows.x[2]  # orthogonal to the weights, too
+    assert float((total(rows.x) - total(others)).norm()) <= 2 * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("name", ["chain", "bare"])
