@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from sordino.device import on
 from sordino.runs.run import start
 from tests.laws.cases import BY_NAME, CASES
 from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import finished, interrupted, trace
+from tests.privacy.readers.test_missing_example import HOSTILE, Real, moved
 from tests.runs.test_ranks import torchrun
 
 # a tiny ResNet with BatchNorm: on the processor, inputs that move by 1e-7 of themselves move its model by 4% of its way
@@ -57,3 +59,12 @@ def test_two_processes_train_the_same_but_for_rounding(name: str, executor: str,
         assert done.returncode == 0, done.stderr
     assert [paid(entry) for entry in here.ledger] == [paid(entry) for entry in trace(tmp_path / "away").ledger]
     assert apart(tmp_path / "here", tmp_path / "away") < CLOSE
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_one_example_less_moves_a_sum_by_its_clip(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a program that lets its GPU multiply with 10 bits."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", precision == "high")
+    with on("cuda"):
+        assert max(moved(name, Real()) for name in HOSTILE) <= 1 + 1e-4
+        assert max(moved(name, Real(name="counter")) for name in HOSTILE) > 1.1
