@@ -101,15 +101,8 @@ def drawn(neighbours: str, mu: float, draws: int) -> tuple[list[Claim], Outputs]
     ("neighbours", "mu", "draws"),
     [
         pytest.param("replace", 2.0, SOME, id="replace-2.0"),
-        *(
-            pytest.param(neighbours, mu, MANY, id=f"{neighbours}-{mu}-many", marks=slow)
-            for neighbours, mu in (
-                ("replace", 1.0),
-                ("replace", 2.0),
-                ("replace", 4.0),
-                ("zero_out", 2.0),
-            )
-        ),
+        *(pytest.param("replace", mu, MANY, id=f"replace-{mu}-many", marks=slow) for mu in (1.0, 2.0, 4.0)),
+        pytest.param("zero_out", 2.0, SOME, id="zero_out-2.0", marks=slow),  # a pass for every example takes time
     ],
 )
 def test_a_gaussian_reader_loses_no_more_than_it_claims(neighbours: str, mu: float, draws: int) -> None:
@@ -169,10 +162,10 @@ def test_a_poisson_reader_loses_no_more_than_it_claims() -> None:
     claimed = best(claim.event, delta, claim.neighbours).epsilon
     lost = epsilon_lost(from_reader(reader, multiplier, MANY), threshold, delta)
     assert 0.8 * claimed < lost <= claimed
-    weak = from_reader(reader, multiplier, MANY, lambda: Weak(System(), 1.1))
+    weak = from_reader(reader, multiplier, SOME, lambda: Weak(System(), 1.1))
     assert epsilon_lost(weak, threshold, delta) > claimed
     unsampled = replace(reader, rate=1.0)  # the twin: everybody is read, a sample is claimed
-    assert epsilon_lost(from_reader(unsampled, multiplier, MANY), threshold, delta) > claimed
+    assert epsilon_lost(from_reader(unsampled, multiplier, FEW), threshold, delta) > claimed
 
 
 # ---------------------------------------------------------------- clients, through an uplink
