@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -165,9 +166,9 @@ def _cells(table: Table, row: Row, runs: Sequence[Run], whole: bool) -> dict[str
 
 
 def _promise(runs: Sequence[Run]) -> dict[str, str]:
-    """Epsilon from the least to the largest seed, with whom it is about: early runs did not keep their neighbours."""
+    """Epsilon from the least to the largest seed, rounded up, and of whom: early runs did not keep their neighbours."""
     finite = [run.epsilon for run in runs if not isinstance(run.epsilon, str)]
-    ends = [f"{value:.3f}" for value in ((min(finite), max(finite)) if finite else ())]
+    ends = [f"{math.ceil(value * 1000 - 1e-6) / 1000:.3f}" for value in ((min(finite), max(finite)) if finite else ())]
     told = [*dict.fromkeys(ends), *["inf"] * (len(finite) < len(runs))]
     neighbours = {f"{run.neighbours}, {run.delta:g}" for run in runs if run.neighbours is not None and run.delta}
     return {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino import config
+from sordino.accounting.facts import epsilon_text
 from sordino.accounting.statement import Guarantee
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
@@ -211,9 +212,9 @@ def write(results: dict[str, Any]) -> None:
 
 def line(name: str, row: dict[str, Any]) -> str:
     promise = row["promise"]
-    said = "none" if promise["epsilon"] is None else f"{promise['epsilon']:.3g}"
+    said = "none" if promise["epsilon"] is None else epsilon_text(promise["epsilon"])
     said += f" ({promise['of']}, delta {promise['delta']:g}, {promise['status']})"
-    said += f"; prints {promise['nominal']:.3g}" if promise["nominal"] is not None else ""
+    said += f"; prints {epsilon_text(promise['nominal'])}" if promise["nominal"] is not None else ""
     drawn = max((row[one] for one in PICTURES), key=lambda one: figures(one)[0][0])
     canary, members = figures(row["canary"]), figures(row["loss_threshold"])
     psnr, ssim, found, free = figures(drawn), figures(drawn), canary, canary

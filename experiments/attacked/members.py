@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino import config
+from sordino.accounting.facts import epsilon_text
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.results.findings import AttackFinding
@@ -102,7 +103,7 @@ def bounds(held: dict[str, Any]) -> str:
         return "none"
     epsilon, delta = float(held["epsilon"]), float(held["delta"])
     most = [min(1.0, 2.718281828459045**epsilon * alarms + delta) for alarms in (0.01, 0.001)]
-    return f"{most[0]:.0%}, {most[1]:.0%} (epsilon {epsilon:.3g}, delta {delta:g}, {held['status']})"
+    return f"{most[0]:.0%}, {most[1]:.0%} (epsilon {epsilon_text(epsilon)}, delta {delta:g}, {held['status']})"
 
 
 PAGE = """# Who was trained on

@@ -16,18 +16,20 @@ import torch
 
 from sordino import keys, tree
 from sordino.data import images
+from sordino.data.dataset import Dataset
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink.compression import sums
-from sordino.privacy.uplink.sensing import Sensing
+from sordino.privacy.uplink.sensing import Kind, Sensing
 from sordino.tasks.nets import NETS
 from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, LocalWork
 
 HERE, SEEDS, RATES = Path(__file__).parent, (0, 1, 2), (0.5, 0.3)
+KINDS: tuple[Kind | None, ...] = None, "gaussian", "bernoulli"  # None: block sums
 
 
-def update(data: object, seed: int) -> list[torch.Tensor]:
+def update(data: Dataset, seed: int) -> list[torch.Tensor]:
     """Layers of one device's update."""
     rng, y = np.random.default_rng(seed), np.asarray(data.train.y)
     own = rng.permutation(np.flatnonzero(np.isin(y, rng.permutation(10)[:3])))[:500]
@@ -46,15 +48,15 @@ def main() -> None:
     data = images.load(sys.argv[1])
     updates = [update(data, seed) for seed in SEEDS]
     lines = ["| measured by | r = 0.5 | r = 0.3 |", "|---|---|---|"]
-    for name in ("block sums", "gaussian", "bernoulli"):
+    for kind in KINDS:
         cells = []
         for rate in RATES:
             grown = []
             for layers in updates:
-                sent = [sums(x, rate) if name == "block sums" else Sensing(kind=name).measured(x, rate) for x in layers]
+                sent = [Sensing(kind=kind).measured(x, rate) if kind else sums(x, rate) for x in layers]
                 grown.append(float(torch.cat(sent).norm() / torch.cat([x.reshape(-1) for x in layers]).norm()))
             cells.append(f"{statistics.mean(grown):.2f} ({min(grown):.2f} to {max(grown):.2f})")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {kind or 'block sums'} | {' | '.join(cells)} |")
     said = "The norm of what is sent over that of the update: mean, and range over three devices."
     (HERE / "norms.md").write_text("\n".join([*lines, "", said]) + "\n", encoding="utf-8")
 

@@ -9,14 +9,16 @@ device sends it. The settings are those of synthetic.toml without noise and clip
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sordino.data import synthetic
 
 HERE, SEEDS, MUS = Path(__file__).parent, (0, 1, 2), (0.0, 0.01, 0.1, 0.5, 1.0)
-SETS = {
+SETS: dict[str, dict[str, Any]] = {
     "IID": {"iid": True},
     "(0, 0)": {"alpha": 0.0, "beta": 0.0},
     "(0.5, 0.5)": {"alpha": 0.5, "beta": 0.5},
@@ -31,10 +33,11 @@ def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     p = np.exp(scores - scores.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     p[np.arange(len(y)), y] -= 1
-    return x.T @ p / len(y)
+    found: np.ndarray = x.T @ p / len(y)
+    return found
 
 
-def gammas(told: dict, mu: float, seed: int) -> list[float]:
+def gammas(told: Mapping[str, Any], mu: float, seed: int) -> list[float]:
     """One number for each device and round of FedProx."""
     rows = synthetic.load(**told, clients=DEVICES, largest=200, seed=seed).train
     x = np.hstack([rows.x, np.ones((len(rows.x), 1), np.float32)]).astype(np.float64)

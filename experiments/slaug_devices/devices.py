@@ -182,7 +182,7 @@ def each(found: Sequence[Measured]) -> list[str]:
 
 def main() -> None:
     (images,) = sys.argv[1:]
-    simulation.Pipes = Metered  # type: ignore[misc]
+    simulation.Pipes = Metered  # type: ignore[attr-defined]
     found = [measured(name, words, images) for name, words in METHODS.items()]
     told = [
         f"MNIST at 16x16 as in `slaug_small`, ten devices, two a round, {ROUNDS} rounds, seed 0. What is asked here is "

@@ -34,7 +34,7 @@ def alike(words: tuple[str, ...], seed: int) -> float:
     task, tested = parts.setup.task, parts.home.tested
     started = task.init(parts.setup.key)
     params = {name: weights[name] for name in started}
-    z = task.features(params, tested.x).detach()
+    z = task.features(params, tested.x, None).detach()
     means = [z[tested.y == c].mean(0) for c in range(10)]
     pairs = [torch.cosine_similarity(a, b, dim=0).item() for a, b in combinations(means, 2)]
     return statistics.mean(pairs)

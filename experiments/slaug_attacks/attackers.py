@@ -1,4 +1,4 @@
-"""What SlaugFL's preparation tells whoever receives it: python experiments/slaug_attacks/attack.py MNIST_FOLDER.
+"""What SlaugFL's preparation tells whoever receives it: python experiments/slaug_attacks/attackers.py MNIST_FOLDER.
 Writes table.md beside it, in a few minutes.
 
 MNIST at 16x16, 2,500 images over 20 devices (Dirichlet, alpha 0.1), cnn_norm with 64 features. Each device trains alone
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +96,7 @@ GAMES: Sequence[tuple[str, str, Callable[[Eye], PrototypeRelease]]] = (
 )
 
 
-def membership(eyes: dict[str, Sequence[Eye]]) -> str:
+def membership(eyes: Mapping[str, Sequence[Eye]]) -> str:
     rows, hits = [], []
     for name, own, release in GAMES:
         by = {n: members(eyes[own], n, release) for n in SIZES}
@@ -202,10 +202,10 @@ def inverted(eyes: Sequence[Eye], many: int, steps: int) -> str:
             )
         )
     picture(torch.stack(grid))
-    rows = []
+    lines = []
     for how in hows:
         told = [torch.cat(found[(how, *cell)], 1).mean(1).tolist() for cell in cells]
-        rows.append([how, *(f"{place:.1f}" for place, _, _ in told), f"{told[0][1]:.1f}, {told[0][2]:.2f}"])
+        lines.append([how, *(f"{place:.1f}" for place, _, _ in told), f"{told[0][1]:.1f}, {told[0][2]:.2f}"])
     heads = [
         "made by",
         *(f"n = {n}" + ("" if epsilon is None else f", epsilon {epsilon:g}") for n, epsilon in cells),
@@ -213,7 +213,7 @@ def inverted(eyes: Sequence[Eye], many: int, steps: int) -> str:
     ]
     text = (
         "\n## Which of 100 images of its class was it? Mean place of a member, 1 is found, 50.5 is chance\n\n"
-        + table(heads, rows)
+        + table(heads, lines)
     )
     return text + f"\n{many} prototypes of each class and column, a device's extractor, the network of {steps} steps.\n"
 
@@ -248,8 +248,8 @@ def uploads(on: World, models: Sequence[Params]) -> str:
         many = [min(int((own == label).sum()), EACH) for label in range(CLASSES)]
         mine = torch.cat([rows[own == label][:most] for label, most in enumerate(many)])
         same = torch.cat([unseen[other == label][:most] for label, most in enumerate(many)])
-        sides = [-losses(on.task, model, taken(on.every, part)) for part in (mine, same)]
-        areas.append(separation(*sides).auc)
+        members, others = (-losses(on.task, model, taken(on.every, part)) for part in (mine, same))
+        areas.append(separation(members, others).auc)
     lines = [
         [
             "label shares from recall: total variation",
@@ -276,7 +276,7 @@ def main() -> None:
         "device": [Eye(on, models[int(best[label])], label) for label in range(CLASSES)],
         "all": [Eye(on, central, label) for label in range(CLASSES)],
     }
-    parts = (
+    parts: tuple[Callable[[], str], ...] = (
         lambda: membership(eyes),
         lambda: sums(eyes["all"]),
         lambda: inverted(eyes["device"], 4, 500),
