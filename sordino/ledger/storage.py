@@ -7,6 +7,7 @@ never a reason to start again. Errors of SQLite and of the operating system beco
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 import shutil
@@ -47,6 +48,7 @@ def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Con
             if not place.exists():
                 _create(place, first)
             _check_file(place)
+            _check_one_name(place)
             connection = undo.enter_context(closing(_connect(f"{place.as_uri()}?mode=rw")))
             _check_database(connection)
             _check_durable(connection)
@@ -103,6 +105,22 @@ def _check_file(place: Path) -> None:
     if not place.is_file() or place.stat().st_size == 0:
         # SQLite would take an empty file for a new database, and drop the journal beside it
         raise damaged(f"{place} is empty, or not a file")
+
+
+def _check_one_name(place: Path) -> None:
+    """Refuses a file that a hard link gives a second name: SQLite keeps a journal beside each name, so a process would
+    not see what is spent under the other one.
+    """
+    for draft in place.parent.glob(f".{glob.escape(place.name)}-*/{glob.escape(place.name)}"):
+        if identity(draft) == identity(place):  # left by a kill in `_create`
+            draft.unlink(missing_ok=True)
+    if place.stat().st_nlink > 1:
+        raise LedgerError(
+            f"the ledger {place} has a second name, a hard link",
+            why="what is spent under one name is not seen under the other, so budgets would be spent twice",
+            fix="remove the other name (`find -samefile` finds it); a copy for keeping is made by `cp`, without -l",
+            code="ledger-two-names",
+        )
 
 
 def _connect(name: str) -> sqlite3.Connection:

@@ -292,6 +292,23 @@ def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         Ledger.open(tmp_path / str(number), SCOPE).close()
 
 
+def test_a_ledger_with_a_second_name_is_refused(tmp_path: Path) -> None:
+    """SQLite keeps a journal beside each name: two processes with a cap of 1,000 spent 900 each. What a kill left while the
+    ledger was founded is no second name."""
+    path, other = tmp_path / "ledger", tmp_path / "copy"
+    Ledger.open(path, SCOPE).close()
+    (draft := tmp_path / ".ledger-abc" / "ledger").parent.mkdir()
+    os.link(path, draft)
+    with Ledger.open(path, SCOPE) as ledger:
+        ledger.reserve("a", {"ada": ONE["ada"]}, b"")
+    assert not draft.exists()
+    os.link(path, other)
+    assert {code_of(Ledger.open, one, SCOPE) for one in (path, other)} == {"ledger-two-names"}
+    assert Ledger.as_founded(path).spent("ada") == ONE["ada"]  # who only reads may
+    other.unlink()
+    Ledger.open(path, SCOPE).close()
+
+
 def test_ledgers_founded_at_once_are_one(tmp_path: Path) -> None:
     path, gate = tmp_path / "ledger", threading.Barrier(6)
 

@@ -63,6 +63,13 @@ KEPT = [
         f"{SHARED}::test_runs_that_begin_at_once_found_one_ledger_under_one_key",
     ),
     one(
+        "a ledger that has two names",
+        "ledger/storage.py",
+        "if place.stat().st_nlink > 1:",
+        "if place.stat().st_nlink < 1:",
+        "tests/ledger/test_storage.py::test_a_ledger_with_a_second_name_is_refused",
+    ),
+    one(
         "a ledger that is gone is begun again",
         "ledger/storage.py",
         "if left and not os.path.lexists(place):",
