@@ -218,7 +218,9 @@ class StatedEpsilon(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """Gate 1: decides how client code may read examples, and states the privacy guarantee that follows."""
+    """Interface by which client code reads private examples: exactly, or with clip and noise; and the privacy guarantee
+    that follows.
+    """
 
     @abstractmethod
     def offer(self) -> Offer | None:
@@ -230,7 +232,9 @@ class Reader(ABC):
 
     @abstractmethod
     def reads(self, work: LocalWork, size: int) -> int:
-        """Number of noisy reads of one round: the reservation covers exactly these."""
+        """Number of times that client code reads its examples with noise in one round; the reserved budget covers
+        exactly these.
+        """
 
     def touched(self, work: LocalWork, size: int) -> float:
         """Expected number of examples, repeats included, on which a client of `size` examples computes in one round."""
@@ -259,8 +263,8 @@ class Reader(ABC):
 
     @property
     def gives(self) -> Literal["batches", "episodes", "sums", "rows"] | None:
-        """The one kind of read that the guarantee covers; None where it covers all of them, or where nothing is
-        guaranteed.
+        """The kind of read to which the guarantee is limited: of batches, episodes, sums per class or rows. None where
+        every kind is allowed: all are covered, or nothing is guaranteed.
         """
         return None
 

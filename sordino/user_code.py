@@ -95,7 +95,7 @@ def _of_session(path: str, what: str) -> Any:
 
 
 def is_lent(name: str) -> bool:
-    """True for the name of an object of a Python session."""
+    """True for a name that stands for an object of a Python session, not for a class in a module."""
     return name.startswith(SESSION)
 
 

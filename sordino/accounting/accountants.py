@@ -78,8 +78,8 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
 
 
 def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """The bounds to compute for a guarantee: for plain Gaussians the exact one alone, since the other accountants are
-    slow to import and can only give larger ones; otherwise those of `bounds`.
+    """Bounds of epsilon that a guarantee needs: for plain Gaussians the exact one alone, since the other accountants
+    are slow to import and can only give larger ones; otherwise one from every accountant (`bounds`).
     """
     reduced = _reduce(event, neighbours)
     if reduced.private and (exact := _gdp(reduced, valid_delta(delta, zero=True), ORDERS)) is not None:
@@ -185,9 +185,9 @@ def _pld(reduced: Reduced, delta: float, orders: Orders) -> float | None:
 
 @lru_cache(maxsize=512)
 def _one_way(reduced: Reduced, delta: float, orders: Orders, added: bool = False) -> float | None:
-    """Epsilon under removal of a unit, or with `added` under addition of one; the guarantee is the larger of both, so
-    none is known before both are. Removal was the larger one for every sampled noise that we have tried; nobody has
-    proved it for compositions.
+    """Epsilon under removal of a unit, or with `added` under its addition. The guarantee is the larger of the two, so
+    both must be computed. Removal gave the larger one for every sampled noise that we have tried; nobody has proved it
+    for compositions.
     """
     sizes = [size for event, _ in reduced.counted if (size := event.loss_size())]
     spans, typical = zip((0.0, math.inf), *sizes, strict=True)

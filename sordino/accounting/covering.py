@@ -127,8 +127,10 @@ def _claims(release: Release, adversary: Adversary) -> list[Claim]:
 
 
 def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Claim]] | None:
-    """Claims of a release by which it costs the asked subject least: all about one subject, with the fewest `steps`
-    from it. Returns that subject, the number of steps and the claims; None if no claim covers the asked subject."""
+    """The claims of a release that bound its cost to the asked subject: all about one subject, the one with the fewest
+    `steps` to the asked one. Returns that subject, the number of steps and the claims; None if no claim covers the
+    asked subject.
+    """
     by: dict[Subject, list[Claim]] = {}
     for claim in _claims(release, asked.adversary):
         by.setdefault(claim.subject, []).append(claim)
@@ -162,7 +164,9 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
 
 @lru_cache(maxsize=4096)
 def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> float:
-    """Epsilon of all parts together, without the bound by each accountant: for a single part this is faster."""
+    """Epsilon of all parts together, without the list of each accountant's bound that `bounded` adds: for a single part
+    this is faster.
+    """
     if len(parts) == 1 and parts[0].steps == 1:
         return best(parts[0].event, delta, parts[0].neighbours).epsilon
     return bounded(parts, delta, neighbours).epsilon

@@ -285,9 +285,7 @@ def _only_zero_out(neighbours: str) -> None:
 
 
 def _single(inside: Reduced) -> Event | None:
-    """The mechanism inside a Poisson sample, where it is one alone; several Gaussians count as one, and other
-    combinations are refused.
-    """
+    """The one mechanism inside a Poisson sample; several Gaussians count as one, and other combinations are refused."""
     if not inside.others:
         return inside.gaussian
     (event, count), *more = inside.others

@@ -68,12 +68,14 @@ def named(text: str) -> list[int]:
 
 
 def simulated(texts: Iterable[str]) -> bool:
-    """True where some release has noise that a seed can repeat, or names no source of noise."""
+    """True where these ledger notes record noise that a seed can repeat, or noise of an unnamed source."""
     return any(not is_real(parsed(text).noise) for text in texts)
 
 
 def noised(texts: Iterable[str]) -> bool:
-    """True where some release has noise: one of its claims has another status than "none"."""
+    """True where these ledger notes record a release with noise, of whatever proof: the status of a claim about it is
+    not "none".
+    """
     groups = (group for text in texts for group in parsed(text).releases)
     return any(claim["status"] != "none" for group in groups for claim in group["claims"])
 

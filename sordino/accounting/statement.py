@@ -242,8 +242,8 @@ def unspent(asked: Subject, accountant: str) -> Guarantee:
 
 
 def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
-    """Guarantees of a client that also sends the server scores of models on its test examples: none is left for these
-    examples, nor against the server for the client as a whole.
+    """The guarantees that are left where a client also sends the server scores of models on its test examples, which
+    nothing protects: none for these examples, and none against the server for the client as a whole.
     """
     told = [
         _nothing(row.subject, delta, "none", (SCORES,), row.releases)

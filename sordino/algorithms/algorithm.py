@@ -70,12 +70,13 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     @property
     @abstractmethod
     def read(self) -> Reader:
-        """The reader (gate 1), which decides how `local` may use examples."""
+        """The reader, the privacy mechanism at the data: how `local` may use examples, with or without clip and noise.
+        """
 
     @property
     @abstractmethod
     def uplink(self) -> Uplink:
-        """The uplink (gate 2), which decides what `update` may see of uploads."""
+        """The uplink, the privacy mechanism at the upload: clip, noise and sum through which `update` sees uploads."""
 
     @property
     @abstractmethod

@@ -125,8 +125,8 @@ class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
         return LocalWork(epochs, self.local_steps, batch)
 
     def walk(self, start: Params, eta: float, velocity: Params | None = None, statistics: Sequence[str] = ()) -> Walk:
-        """A `Walk` from `start` with step size `eta`. `statistics`: names of the task's running statistics, where the
-        method carries them.
+        """A client's loop of local SGD steps (`Walk`), from `start` with step size `eta`. `statistics`: names of the
+        task's running statistics, where the method carries them.
         """
         return Walk(self, start, eta, velocity, statistics)
 

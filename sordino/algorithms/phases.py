@@ -81,7 +81,9 @@ class FeatureMean(Protocol):
 
 
 class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
-    """A step before the training, such as ranking devices or making a generator: an algorithm with name and end."""
+    """A step before the training, such as ranking devices or making a generator: an algorithm that ends once it has a
+    result.
+    """
 
     @property
     @abstractmethod
@@ -152,10 +154,10 @@ class Phased:
 
     @property
     def read(self) -> Reader:
-        """The reader of the training phase: how its gradients are clipped and noised (gate 1)."""
+        """The reader of the training phase: how its gradients are clipped and noised."""
         return self.training.read
 
     @property
     def uplink(self) -> Uplink:
-        """The uplink of the training phase: how its uploads are clipped and noised (gate 2)."""
+        """The uplink of the training phase: how its uploads are clipped and noised."""
         return self.training.uplink

@@ -258,9 +258,9 @@ class AttackedRun:
         return UpdateView(self.setup.task, before, gradient, images, pictures(known.x), known.y, key)
 
     def sided(self, bare: bool, number: int, much: Callable[[Tensor], Tensor]) -> list[tuple[UpdateView, bool]]:
-        """Views of all uploads of a replay, for property inference, with a random coin for each: by it the client
-        trains on the half of its images with most of the property that `much` measures, or on the other half. `number`:
-        of the replay, for coins and noise of its own; `bare`: without protection.
+        """Views of all uploads in replay number `number`, for property inference, each with a random coin that decides
+        on which images the client trains: the half with most of the property that `much` measures, or the other half.
+        `bare`: without protection.
         """
         key = keys.fold(self.key, "sided", number)
         coins = keys.coin(key, len(self.setup.public.sizes), 0.5).tolist()
@@ -298,13 +298,13 @@ class AttackedRun:
     # the released model -----------------------------------------------------------------------------------------------
 
     def _played(self, bare: bool, change: Change | None = None, key: int | None = None) -> Params:
-        """The final model of the run, replayed whole; `bare`: without protection."""
+        """The final model of the run, all rounds replayed; `bare`: without protection."""
         kind = Bare if bare else Replay
         return kind(self.simulation, change, key).until(self.setup.rounds).model()
 
     def members(self, bare: bool) -> tuple[MemberView, Tensor]:
-        """The final model with examples, and for the judge which of these were trained on. `bare`: of the run without
-        protection.
+        """View for membership inference: the final model, and examples of which some were trained on; and for the
+        judge, which ones. `bare`: the model is that of the run without protection.
         """
         every, known = raw(self.simulation), self.elsewhere
         owners = [(k, i) for k in every for i in range(len(every[k].y))]
@@ -339,7 +339,7 @@ class AttackedRun:
 
     @cached_property
     def liars(self) -> frozenset[int]:
-        """The malicious clients: a random share of all clients."""
+        """The malicious clients of a poisoning attack: a random share of all clients."""
         many = len(self.setup.public.sizes)
         order = keys.permutation(keys.fold(self.key, "liars"), many).tolist()
         return frozenset(order[: max(1, round(self.asked.attackers * many))])

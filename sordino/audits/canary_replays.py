@@ -101,7 +101,7 @@ class CanaryImages(Canaries):
 
     @property
     def of_one(self) -> int:
-        """Number of canaries in one image."""
+        """Number of canaries in one image: one for each of its values, or 1 where the whole image is the canary."""
         return len(self.places) if self.each_value else 1
 
     @cached_property

@@ -33,8 +33,8 @@ Call = Callable[[NoiseSource], torch.Tensor]  # one release by the gates
 
 
 class ThisRound(Uplink):
-    """The uplink without adaptation: what the server derives from a release for later rounds shows no more than the
-    release itself, so the audit leaves it out.
+    """The uplink, without the values that the server learns from releases for later rounds: they show no more than the
+    releases themselves, so the audit leaves them out.
     """
 
     @property
@@ -73,7 +73,9 @@ class AttackerPosition:
         return tree.unflat(vector, self.zero)
 
     def encoded(self, length: float) -> Release:
-        """Release function for a client that adds the noise itself."""
+        """Function that releases an upload of norm `length` from a client that adds the noise itself; its argument is
+        the source of noise.
+        """
         upload = self.upload(length)
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
@@ -89,7 +91,9 @@ class AttackerPosition:
         return lambda source: drawn(call, source, many)
 
     def summed(self, length: float, rate: float) -> Release:
-        """Release function for the server's sum with one client, sampled at `rate`, among others that send zeros."""
+        """Function that releases the server's noised sum: of one client's upload of norm `length`, sampled at `rate`,
+        and of zeros from all others.
+        """
         federation, client = self._federation, self.grant.client
         people = federation.population
         others: dict[int, Any] = {}

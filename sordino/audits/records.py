@@ -45,7 +45,7 @@ SHOWN: dict[Unit, str] = {
 
 
 def fewer(reader: Attacked, work: LocalWork, size: int) -> LocalWork:
-    """Work of one round, reduced to READS noisy reads at most."""
+    """A client's work in one round, cut to at most READS steps that read data with noise."""
     if isinstance(reader, ClassSums):
         return work  # it is read once
     reads = min(READS, reader.reads(work, size))

@@ -55,8 +55,9 @@ class Budget:
 
     @property
     def ideal(self) -> float:
-        """Delta that remains for pricing noise by its ideal law: real noise deviates a little from it, which costs
-        `lacking`."""
+        """The part of delta at which noise is priced as if it followed its ideal law; the rest (`lacking`) pays for the
+        small deviation of real noise from that law.
+        """
         return self.delta - self.lacking
 
     def of(self, client: int) -> float:
@@ -374,7 +375,9 @@ def exactly_gaussian(offer: Offer) -> bool:
 
 
 def once(participations: Sequence[int]) -> Sequence[int]:
-    """Reads of each client's data in one participation where one is enough: the number 1 for each client."""
+    """Number of times that each client's data are read in one participation, for mechanisms that read once: 1 for every
+    client.
+    """
     return np.broadcast_to(np.int64(1), len(participations)).data
 
 

@@ -154,7 +154,7 @@ class Trial:
 
 
 class SealedShard:
-    """Wrapper of a shard that hides all but the members of its protocol."""
+    """Wrapper of a client's examples (a shard) that hides all but the members of the protocol `Shard`."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
         def batches(work: LocalWork, key: Key) -> Iterator[Batch]:
@@ -165,7 +165,9 @@ class SealedShard:
 
 
 class FixedGradients:
-    """Shard with made-up gradients that do not depend on rows; losses are still called with the rows."""
+    """A client's examples (a shard) with made-up gradients that do not depend on rows; losses are still called with the
+    rows.
+    """
 
     def __init__(self, rows: Examples, key: int) -> None:
         self._rows, self._key, self.size = rows, key, len(rows.y)

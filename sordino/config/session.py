@@ -75,8 +75,8 @@ def named_in_all(experiments: Iterable[object]) -> tuple[list[Any], dict[str, ob
 
 
 def objects(given: Settings) -> dict[str, object]:
-    """Objects of this Python session that a run was begun with, by the names in its experiment. A value in `given` that
-    is no such object is refused.
+    """Objects of this Python session that a run was begun with, by the names in its experiment. Other values in
+    `given`, such as changed settings, are refused.
     """
     lent = named(given).lent
     for place, value in given.items():

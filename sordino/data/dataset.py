@@ -282,7 +282,9 @@ class CandidateSource(Protocol):
 
 
 def need(kept: bool, field: str, must: str) -> None:
-    """Raises an error unless `kept`: the setting `field` of [candidates] must be as the text `must` says."""
+    """Raises an error unless the condition `kept` holds; its message says that the setting `field` of [candidates] must
+    be as the text `must` says.
+    """
     if not kept:
         raise ConfigError(f"[candidates] {field} must {must}", code="out-of-range")
 

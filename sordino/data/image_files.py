@@ -163,9 +163,8 @@ def write(path: Path, labels: Array, batches: Iterable[PixelBatch]) -> None:
 
 
 def read(path: Path, verify: bool = False) -> Decoded | None:
-    """The memory-mapped file, or None if it is absent or incomplete; `verify` also hashes the payload.
-
-    Writing to the map changes memory only, never the file.
+    """The decoded images of a cache file, as a memory map; None if the file is absent or incomplete. `verify` also
+    hashes its content. Writing to the map changes memory only, never the file.
     """
     try:
         with open(path, "rb") as file:

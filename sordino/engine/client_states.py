@@ -63,7 +63,7 @@ class PreparedShards(Mapping[int, Examples]):
         self._kept: dict[int, Examples] = {}
 
     def at(self, t: int) -> PreparedShards:
-        """Shards as they are prepared for round t."""
+        """The clients' examples as the reader prepares them for round t."""
         return self if self._reader.redraw == "run" else PreparedShards(self._shards, self._reader, self._source, t)
 
     def __getitem__(self, client: int) -> Examples:

@@ -85,8 +85,9 @@ class Site(Executor):
         return Answers(self._by_unit(self._found(RoundHere(self, t, down, apart=False, adds=True), terms)))
 
     def each(self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False) -> Iterator[tuple[int, Tree]]:
-        """Computes the upload of every client named in `terms`, in order. `apart`: `down` is no broadcast, but one
-        client's own."""
+        """Computes the upload of every client named in `terms`, in order. `apart`: `down` is the message to one client,
+        not a broadcast to all.
+        """
         yield from self._by_client(self._found(RoundHere(self, t, down, apart), terms), sorted(terms))
 
     def _found(self, now: RoundHere, terms: Mapping[int, Terms]) -> Iterator[tuple[int, UnitAnswers]]:
@@ -271,7 +272,8 @@ class Site(Executor):
         return WAYS[PLAIN](task, params, shard)
 
     def public(self, k: int, size: int) -> Examples | None:
-        """Public examples of a client, made once from the tensors that every client received."""
+        """A client's public examples, such as generated images: made once, from the tensors that every client received.
+        """
         if self.public_tensors is None:
             return None
         if k not in self._made:
@@ -285,8 +287,9 @@ class Site(Executor):
         return tree.map(lambda leaf: leaf.clone(), self.first_state) if state is None else state
 
     def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
-        """Upload and new state of each client of a unit (a group computed in one call); `down` and `apart` as in
-        `each`."""
+        """Upload and new state of each client of a unit (a group computed in one call). `apart`: `down` is the message
+        to one client, not a broadcast to all.
+        """
         if self.sharing == "pooled":
             return self._alone(task, down, sharing(unit, task, down), apart)
         if len(unit) > 1:
@@ -328,7 +331,9 @@ class RoundHere:
     """One round at a site: the broadcast, the keys and the noise source from which its clients compute uploads."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
-        """`down` and `apart` as in `Site.each`; `adds`: sum the uploads of clients that are computed in one call."""
+        """`apart`: `down` is the message to one client, not a broadcast to all; `adds`: sum the uploads of clients that
+        are computed in one call.
+        """
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
         self._compared = False  # an upload with zero: the first one tells of all

@@ -84,7 +84,8 @@ def by_size(
     members: Iterable[Member], most: Callable[[int], int], worth: int = WORTH, counts: bool = False
 ) -> Iterator[list[Member]]:
     """Groups clients into stacks (computed in one call) of equal work and similar numbers of examples, the largest
-    first, sorting `WINDOW` clients at a time. `most`, `worth`: as in `stacks`; `counts`: as in `alike`.
+    first, sorting `WINDOW` clients at a time. `most`: how many clients of so many examples fit into one stack; `worth`:
+    fewest clients for which one call pays; `counts`: scalars of their states may differ.
     """
 
     def place(one: Member) -> tuple[float, float, list[float], int]:

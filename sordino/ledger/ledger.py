@@ -98,8 +98,8 @@ class Ledger:
         """Creates the ledger, or opens it again with the scope and caps that it was created with. `reading`: a copy of
         its present state in memory, to be read only.
 
-        `caps` limit single principals, `each` limits the clients "0", "1", ... without a cap of their own, all others
-        are unlimited; `total` limits what is charged to everyone.
+        `caps` limit single clients, `each` limits the clients "0", "1", ... without a cap of their own, all others are
+        unlimited; `total` limits what is charged to everyone.
         """
         amount = scope.currency.amount
         limits = {_name(name): amount(cap, what=f"cap of {name}") for name, cap in (caps or {}).items()}
@@ -197,20 +197,20 @@ class Ledger:
             return books.ops[op].state if op in books.ops else None
 
     def spent(self, principal: str) -> Amount:
-        """The amount that this principal has spent, charges to everyone included. It never falls."""
+        """The amount that this client has spent, charges to everyone included. It never falls."""
         with self._reading() as books:
             return books.spent(principal)
 
     def remaining(self, principal: str) -> Amount | None:
-        """The cap minus what is spent; None without a cap. A Rényi order may fall below zero where one order within its
-        cap is enough (rule "any").
+        """The client's cap minus what it has spent; None without a cap. A Rényi order may fall below zero where one
+        order within its cap is enough (rule "any").
         """
         with self._reading() as books:
             cap = books.caps.get(principal)
             return None if cap is None else tuple(map(sub, cap, books.spent(principal)))
 
     def balances(self) -> dict[str, tuple[Amount, Amount | None]]:
-        """(spent, cap) of every principal with a cap or a charge of its own, sorted by name, in one read."""
+        """(spent, cap) of every client with a cap or a charge of its own, sorted by name, in one read."""
         with self._reading() as books:
             names = sorted((books.caps.keys() | books.own.keys()) - {EVERYONE})
             return {name: (books.spent(name), books.caps.get(name)) for name in names}

@@ -211,7 +211,9 @@ class Evaluator:
         return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
     def _more(self, params: Params) -> dict[str, Any]:
-        """Scores over all test examples beside the first: those requested, and the best constant prediction's."""
+        """Scores over all test examples beside accuracy and loss: those that were requested, and the best constant
+        prediction's.
+        """
         task, x = self.task, self.test.x
         beside = {"majority" if task.metrics[0] == "accuracy" else "baseline": self._constant}
         asked = tuple(dict.fromkeys((*task.always, *self.asked)))

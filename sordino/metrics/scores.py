@@ -119,7 +119,7 @@ AT_ONCE = 1024  # rows
 
 
 class OwnMetric(ABC):
-    """A user's own metric on all test examples. A plain function of the same two arguments will do as well."""
+    """A user's own metric on all test examples. A plain function of (logits, labels) will do as well."""
 
     @abstractmethod
     def __call__(self, logits: Tensor, labels: Tensor) -> float:

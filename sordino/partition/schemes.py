@@ -146,8 +146,8 @@ class Active(Scheme):
     """Exactly k classes and equally many examples per client (at most one more), every example used, and each client's
     classes as even as possible.
 
-    Class lists as in `classes`, the same for training and test; random ones are drawn until equal sizes are possible.
-    anonymous: every client numbers its own classes 0 to k - 1 in a random order, and the model has k outputs.
+    Class lists as in the scheme `classes`, the same for training and test; random ones are drawn until equal sizes are
+    possible. anonymous: every client numbers its own classes 0 to k - 1 in a random order, and the model has k outputs.
     """
 
     clients: int

@@ -133,7 +133,8 @@ class Accounts:
     ) -> list[int]:
         """Draws the cohort of a round: by a public order, by hidden sampling, by the plan's rates under personal
         budgets, or as requested by a phase of a preparation. A visible cohort has others in place of clients that are
-        `away`; `later`: as in `_redrawn`.
+        `away`; `later`: those without a replacement stay in and pay in advance, so that the round can ask them if
+        others fail.
         """
         if isinstance(self.algorithm, RequestsClients):
             return sorted(self.algorithm.requested_clients(server))

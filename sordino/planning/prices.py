@@ -58,7 +58,7 @@ class PriceRequest:
 
     @cached_property
     def reads(self) -> Sequence[int]:
-        """Noisy reads of every client in one round."""
+        """Number of times that each client's examples are read with noise in one round."""
         sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
         each = [self.algorithm.read.reads(self.algorithm.work, size) for size in sizes.tolist()]
         return np.array(each)[where].data
@@ -338,8 +338,9 @@ def check_sizes(privacy: Privacy) -> None:
 def check_secure(
     uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta: float, coordinates: int, faults: bool = False
 ) -> None:
-    """Refuses noise on integers that is too narrow, shares of it that do not fit, and a hidden cohort where the opening
-    of a secure sum reveals who took part.
+    """Refuses integer noise that has too few grid steps for its price, shares of noise that would overflow the sum, and
+    a secure sum over a hidden cohort where an aborted round would show too often how few clients were drawn. `faults`:
+    clients may be lost or late.
     """
     secure, noise, grid = uplink.secure, uplink.noise(), uplink.grid
     if noise is None or grid is None:

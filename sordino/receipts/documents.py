@@ -324,7 +324,8 @@ class Evidence(NamedTuple):
 
 def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence:
     """Verify a run folder, or a copy of its public files, and collect its facts. A receipt that does not hold is
-    refused, unless `anyway` is set: then the document says so. `key`, `code`: as in `receipts.verify.examine`.
+    refused, unless `anyway` is set: then the document says so. `key`: public key of the site that must have signed it;
+    `code`: import an algorithm of the user's own.
     """
     verdict, run = examine(folder, key, code), RunFolder(folder)
     if verdict.wrong and not anyway:

@@ -41,7 +41,9 @@ from sordino.types import Examples, Params, Task
 
 
 class Begun(NamedTuple):
-    """Clients' states at the start of a phase: a checkpoint, of this phase or of the one before, and its folder."""
+    """A checkpoint with the clients' states from which a phase starts or goes on, saved in this phase or at the end of
+    the one before; and its folder.
+    """
 
     place: Path
     loaded: Loaded
@@ -66,8 +68,9 @@ class Backend(ABC):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks that depend on the rows, and so are for the holder of the data alone. Between sites each site gets
-        its own."""
+        """Remarks about the data, such as values that the schema does not allow. They depend on rows, so only the
+        holder of the data may see them: between sites each site gets its own.
+        """
         return ()
 
     def at(self, stage: int) -> Self:
@@ -124,7 +127,7 @@ class ServerRows(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerData:
-    """The server's own data. Candidates, which may take hours to draw, are drawn on first use."""
+    """The server's own data. Candidates (public images), which may take hours to draw, are drawn on first use."""
 
     whole: Whole = field(repr=False)
     kept: ServerRows = field(default=ServerRows(), repr=False)
@@ -173,7 +176,7 @@ class ServerData:
 
     @property
     def disclosed(self) -> list[str]:
-        """Warnings about machines that were sent the names of the classes."""
+        """Warnings about other machines to which the names of the classes were sent."""
         hosts = self.story[DISCLOSED] if self.story else []
         return [f"the names of the classes were disclosed to {host}, which wrote prompts" for host in hosts]
 
@@ -208,7 +211,9 @@ class ServerData:
 
 
 def source_of(experiment: Experiment) -> CandidateSource | None:
-    """The source of candidates that [candidates] names."""
+    """The source from which the server gets candidates (public images), as [candidates] names it; None where it gets
+    none.
+    """
     if asked_for(experiment) is None:
         return None
     assert experiment.candidates is not None
@@ -219,7 +224,8 @@ def source_of(experiment: Experiment) -> CandidateSource | None:
 
 
 def asked_for(experiment: Experiment) -> CandidateSettings | None:
-    """The settings of [candidates] that do not depend on its source."""
+    """The settings of [candidates] (public images for the server) that every source takes; None where there are none.
+    """
     table = experiment.candidates
     if table is None:
         return None

@@ -92,7 +92,9 @@ class BundledModel(Fact):
 
 
 class Bundle(Fact):
-    """Content of model.json."""
+    """Content of model.json: the network's architecture, inputs, scaling and classes, with which a trained model is
+    used without the data.
+    """
 
     format: Format
     task: Literal["classification", "regression", "counts", "multi_label", "next_token"]

@@ -50,7 +50,7 @@ class DeclaredData:
 
     @cached_property
     def problem(self) -> Problem:
-        """The prediction problem."""
+        """The kind of prediction (classes, numbers, several labels or next tokens), with its labels and loss."""
         return methods.problem_of(self.experiment)
 
     @cached_property

@@ -32,7 +32,7 @@ from sordino.types import Task
 
 @dataclass(frozen=True)
 class Whole(PlannedRun):
-    """A planned run with its model."""
+    """A planned run with its model, all phases together; one phase is a `Setup`."""
 
     @cached_property
     def phases(self) -> tuple[Setup, ...]:

@@ -58,7 +58,8 @@ def settle(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class Simulation(Backend):
-    """One phase of a run, with the rows of all clients."""
+    """Simulation of one phase of a run (the training, or a phase before it) in one place, with the rows of all clients.
+    """
 
     population: Population
 
@@ -89,7 +90,9 @@ class Simulation(Backend):
         state_folder: Path | None = None,
     ) -> Site:
         """The clients' side: all clients, or `which` of them, for one process. `public_tensors`: what every client
-        received before the first round; `secret` and `state_folder`: as in `clients_of`."""
+        received before the first round; `secret`: where noise is real, the source of what a client randomises once in a
+        run; `state_folder`: where clients keep their states.
+        """
         (rows, tested), named = self.population.shares, self.population.named
         which = range(len(rows)) if which is None else which
         trained, tests = Shards(named.train, rows, which), Shards(named.test, tested, which)
@@ -178,9 +181,10 @@ def clients_of(
     public_tensors: Params | None = None,
     state_folder: Path | None = None,
 ) -> Site:
-    """The site of these clients. `secret`: where noise is real, the source of what a client randomises once in a run;
-    `public_tensors`: those that every client received before the first round; `state_folder`: where clients keep their
-    states."""
+    """A site, which computes for clients: for these, with their examples and states. `secret`: where noise is real, the
+    source of what a client randomises once in a run; `public_tensors`: those that every client received before the
+    first round; `state_folder`: where clients keep their states.
+    """
     noise = setup.experiment.privacy.noise
 
     def once(client: int) -> NoiseSource:

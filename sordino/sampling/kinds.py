@@ -48,7 +48,9 @@ class Cohort(ABC):
         """The public expected size of a cohort, by which every mean is divided, however many clients take part."""
 
     def amplify(self, event: Event, adversary: str) -> Event:
-        """The privacy event of one round, as this adversary sees it."""
+        """The privacy event of a round against this adversary: `event` on a secret sample of clients, where the
+        adversary cannot see who takes part; by default `event` unchanged.
+        """
         return event
 
     def warnings(self, rounds: int, population: int) -> list[str]:

@@ -33,8 +33,9 @@ class Participants:
     def messages(
         self, step: str, who: Sequence[int], sent: Sequence[bytes], words: Iterable[tuple[int, Integers]] = ()
     ) -> Iterator[tuple[int, Callable[[], bytes]]]:
-        """Functions that compute each client's next message from what the server sent to it; masked uploads come from
-        `words`, as they arrive."""
+        """Each client with a function that computes its next message of the protocol, from what the server `sent` to
+        it. `words`: in the upload step, the integers of each client's upload, as they become ready.
+        """
         if step == "inbox":
             boxes = dict(zip(who, sent, strict=True))
             return ((k, partial(self._each[k].masked, boxes[k], each)) for k, each in words)

@@ -122,8 +122,8 @@ class Masks:
         return found._replace(seconds=watch.seconds | found.seconds, saturated=beyond)
 
     def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]) -> Opened:
-        """Runs a round to its end, wherever its clients are; `model` is the digest of the broadcast. A round that is
-        aborted opens nothing, and none of its messages is used.
+        """Runs all steps of secure aggregation for round t and returns the unmasked sum, wherever its clients are;
+        `model`: digest of the broadcast. An aborted round gives no sum, and none of its messages is used.
         """
         nothing, watch = Opened(np.zeros(size, np.int64), [], 0, 0, {}, None), Stopwatch()
         masked = MaskedWords(self._stage, self._layout, among)
@@ -143,8 +143,8 @@ class Masks:
 
 
 class ClientsHere:
-    """Clients of a masked round in this process. A client without an upload in `words` drops out after it has sent
-    shares of its secrets.
+    """Clients of a round of secure aggregation by masks, in this process. A client without an upload in `words` drops
+    out after it has sent shares of its secrets.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ def channel(stage: Aggregated, layout: Layout, run: str) -> MaskedChannel:
 
 
 class MaskedRound:
-    """Clients of one site in one masked round."""
+    """One site's clients in one round of secure aggregation by masks, and the answers that the site has given."""
 
     def __init__(self, asked: Operation, command: Round, site: Site) -> None:
         algorithm = site.algorithm
@@ -192,7 +192,7 @@ class MaskedRound:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Phase and round of this masked round."""
+        """Phase and round that these masks belong to."""
         return self.asked.stage, self._command.t
 
     def first(self, asked: Operation) -> Given:

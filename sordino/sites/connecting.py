@@ -174,8 +174,9 @@ class _Line:
         proofs: queue.SimpleQueue[bytes | None],
         heard: queue.SimpleQueue[PendingMessage | Exception | None],
     ) -> None:
-        """Prove the identity of this site. Then put None into `heard` once connected, and after it the message, or None
-        if there is none."""
+        """Proves the identity of this site to the server, then waits for the server's next message. Puts into `heard`
+        None once connected, then the message, or None if the server has none; or an error.
+        """
         try:
             challenge = next(call, b"")
             if len(challenge) != grpc_line.CHALLENGE:

@@ -71,7 +71,7 @@ class Proposed:
 
     @property
     def client(self) -> int:
-        """Number of this client in the agreement."""
+        """Number of this client in the agreement of the sites."""
         names = [client.name for client in self.invitation.agreement.clients]
         if self.options.name not in names:
             raise ConfigError(

@@ -104,11 +104,13 @@ class RemoteSites(Sites):
         return super().__call__(t, down, terms)
 
     def keep(self, step: int) -> Mapping[str, Tree]:
-        """Do nothing: every answer was durable at its site before it was sent."""
+        """Saves nothing and returns nothing to save: each site stored its clients' states on disk before it sent its
+        answer.
+        """
         return {}
 
     def restore(self, step: int, place: Path) -> None:
-        """Do nothing: a site that is asked again sends its stored answer."""
+        """Does nothing: each site keeps its clients' states, and sends its stored answer when it is asked again."""
 
     @property
     def _patience_of_all(self) -> float:

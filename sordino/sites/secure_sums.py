@@ -130,7 +130,7 @@ class MaskedSites(RemoteSites):
 
 
 class MaskedSum(SumAtSites):
-    """One masked round, from the first message to each site until the sum is opened."""
+    """One round of secure aggregation by masks, from the first message to each site to the unmasked sum."""
 
     def __init__(self, sites: MaskedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
         self._sites, self._t, self._terms = sites, t, terms

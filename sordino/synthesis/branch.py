@@ -1,4 +1,6 @@
-"""Parts that this optional subpackage registers: algorithms with synthetic data, and sources of candidates."""
+"""Parts that this optional subpackage registers: algorithms with synthetic data, and sources of candidates (public
+images for the server).
+"""
 
 PARTS = {
     "algorithms": {

@@ -33,7 +33,7 @@ LossFunction: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 class Loss(ABC):
-    """Base class of a user's own loss. A plain function of the same two arguments works as well."""
+    """Base class of a user's own loss. A plain function of (output, label) works as well."""
 
     @abstractmethod
     def __call__(self, output: Tensor, label: Tensor) -> Tensor:

@@ -354,7 +354,10 @@ def text(
     width: int = 32,
     texts: Sequence[tuple[int, int]] | None = None,
 ) -> nn.Module:
-    """Text classifier: the mean of word embeddings and a linear layer, which also takes inputs that are not text."""
+    """Text classifier: a linear layer on the mean of the embeddings of a text's words, of which there are `tokens`
+    different ones. `texts`: where each text begins among the inputs and its length; all other inputs go to the linear
+    layer too.
+    """
     for name, given in (("tokens", tokens), ("width", width)):
         check_range(f"model.{name}", given, Range(least=1), "text-model-size")
     if len(shape) != 1:

@@ -74,7 +74,7 @@ class Supervised(NetworkOnRows, ABC):
 
     @cached_property
     def labels(self) -> int:
-        """Number of network outputs that have a label."""
+        """Number of labels, at most the number of network outputs: a method may add outputs of its own."""
         return self.classes
 
     @abstractmethod

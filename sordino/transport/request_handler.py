@@ -182,7 +182,7 @@ class RequestPolicy:
 
 
 class MaskedSteps(Protocol):
-    """Clients of this site in one masked round."""
+    """One site's clients in one round of secure aggregation by masks."""
 
     asked: Operation
 
@@ -203,8 +203,8 @@ class RequestHandler:
         policy: RequestPolicy | None = None,
         replies: ReplyStore | None = None,
     ) -> None:
-        """`sites`: makes the site for a phase, with its clients' states before it. `replies`: store of answers and
-        states; without one nothing is kept.
+        """`sites`: makes the site for a phase, given by its number, with the states that its clients start from.
+        `replies`: store of answers and states; without one nothing is stored.
         """
         self._signer, self._make, self._replies = signer, sites, replies
         self._policy = policy or RequestPolicy()
@@ -275,8 +275,8 @@ class RequestHandler:
             yield key.encrypt(flat(upload), command.t, grid.layout).pack()
 
     def _begin_masked(self, asked: Operation, command: Round) -> Given:
-        """Answers the first step of a masked round; with no clients where a stored answer shows that masked uploads
-        have left before.
+        """Answers the first step of a round of secure aggregation by masks; with no clients where a stored answer shows
+        that masked uploads have left before.
         """
         if self._masked is None or self._masked.asked.name != asked.name:
             self._masked = None
@@ -287,7 +287,7 @@ class RequestHandler:
         return self._masked.first(asked)
 
     def _mask(self, asked: Operation, command: Mask) -> Given:
-        """Answers a later step of a masked round, which was paid for when the round began."""
+        """Answers a later step of a round of secure aggregation by masks, which was paid for when the round began."""
         masked = self._masked
         if masked is None or masked.place != (asked.stage, command.t):
             raise WireError(

@@ -1,6 +1,7 @@
-"""Private readers, which alone compute on a client's examples, and add noise: what all of them share (calibration,
-privacy claims, no more reads than the budget was charged for), and `GuardedShard`, which refuses every kind of read
-that the guarantee does not cover.
+"""Base classes of private readers: a reader computes, say, gradients on a client's examples for client code, which
+never sees these, and a private one clips and adds noise. All share the calibration of noise, privacy claims, and a
+limit to the reads that the budget paid for. `GuardedShard` stands for one client's examples, and refuses every kind of
+read (batches, sums, rows) that the guarantee does not cover.
 
 An answer about an example may depend on that example alone: `check_apart` refuses networks that are known to mix
 examples, and `alone` calls a function on each example by itself, so that no user's program has to be trusted with

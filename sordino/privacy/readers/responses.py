@@ -57,7 +57,9 @@ class Responses(Open):
             )
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Responses:
-        """This reader for images [h, w, c] of these classes; refuses examples that it cannot randomise."""
+        """Copy of this reader that is fitted to images [h, w, c] and to so many classes, with which its epsilon is
+        divided; refuses data that it cannot randomise.
+        """
         if len(shape) != 3:
             raise DomainError(
                 f"randomised response on examples of shape {'x'.join(map(str, shape))}",

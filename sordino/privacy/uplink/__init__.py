@@ -1,5 +1,4 @@
-"""Uplink (gate 2): the stages that clip, weight, compress, noise and add uploads, and so decide what the server sees of
-them.
+"""Uplink: the stages that clip, weight, compress, noise and add uploads, and so decide what the server sees of them.
 
 The bound follows from the stages, and the noise from the bound. Nobody types a sensitivity:
 

@@ -300,7 +300,7 @@ class Discounted(UserLevel):
 
 @dataclass(frozen=True)
 class Beside(OneField, AsPublished):
-    """Published noise on one field of an upload; the others are exact client state. For diagnosis only."""
+    """Published noise on one field of an upload, whose other fields carry exact client state. For diagnosis only."""
 
     @property
     def reasons(self) -> tuple[str, ...]:

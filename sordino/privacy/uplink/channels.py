@@ -36,7 +36,9 @@ class SumAtSites(ABC):
 
     @abstractmethod
     def open(self, noise: Ints | None) -> Opened:
-        """Ends the protocol and returns the sum in clear; `noise`: integers that the server adds before."""
+        """Ends the protocol and returns the sum in clear; `noise`: integers that the server adds before the sum is
+        opened.
+        """
 
 
 Step = Literal["round", "roster", "inbox", "request"]
@@ -44,8 +46,8 @@ Messages = Callable[[Sequence[int]], Sequence[bytes]]  # one for all these clien
 
 
 class TakeStep(Protocol):
-    """Function that runs one step of a masked round: with all clients that took the steps before, here or at sites.
-    Each client's message is passed to `receive`.
+    """Function that runs one step of secure aggregation by masks, with all clients that took the steps before, here or
+    at sites. Each client's message is passed to `receive`.
     """
 
     def __call__(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None: ...
@@ -55,8 +57,8 @@ class Channel(Protocol):
     """Secure sum with all parties of the protocol in one process."""
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        """Opens the sum of round t. `cohort`: clients that began the round; `size`: integers of an upload; `noise`:
-        integers that the server adds.
+        """Runs the protocol of round t, and returns the sum in clear. `cohort`: clients that began the round; `size`:
+        integers of an upload; `noise`: integers that the server adds.
         """
         ...
 
@@ -65,8 +67,9 @@ class MaskedChannel(Channel, Protocol):
     """A masked sum, whose clients may be at sites."""
 
     def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep]) -> Opened:
-        """Opens the sum of round t, begun by `among` clients. `size`: integers of an upload; `model`: digest of the
-        broadcast; `clients`: from a session of the protocol to the function that runs its steps.
+        """Runs the protocol of round t, which `among` clients began, and returns the unmasked sum. `size`: integers of
+        an upload; `model`: digest of the broadcast; `clients`: makes, for a session of the protocol, the function that
+        runs its steps.
         """
         ...
 
@@ -85,8 +88,9 @@ class EncryptedChannel(Channel, Protocol):
     """An encrypted sum, whose clients and key holder may be at sites."""
 
     def add(self, t: int, public: Any, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
-        """Opens the sum of round t, which `began` clients began. `public`: public key of the key holder, of the stage's
-        scheme; `size`: integers of an upload; `noise`: integers that the server adds.
+        """Runs the protocol of round t, which `began` clients began, and returns the decrypted sum. `public`: public
+        key of the key holder, of the stage's scheme; `size`: integers of an upload; `noise`: integers that the server
+        adds.
         """
         ...
 

@@ -185,7 +185,9 @@ def runs(size: int, rate: float) -> Runs:
 
 
 def sums(x: Tensor, rate: float) -> Tensor:
-    """The sums of a layer's numbers, run by run."""
+    """A layer compressed to the sums of its runs (blocks of consecutive numbers); `rate`: number of runs, as a share of
+    the layer's numbers.
+    """
     flat, found = x.reshape(-1), runs(x.numel(), rate)
     cut = found.longer * (found.each + 1)
     long, short = flat[:cut].view(found.longer, found.each + 1), flat[cut:].view(-1, found.each)
@@ -193,7 +195,9 @@ def sums(x: Tensor, rate: float) -> Tensor:
 
 
 def spread(y: Tensor, like: Tensor, rate: float) -> Tensor:
-    """The layer with the smallest 2-norm, in the shape of `like`, that has these sums."""
+    """The layer with the smallest 2-norm, in the shape of `like`, whose runs (blocks of consecutive numbers) have the
+    sums `y`.
+    """
     found = runs(like.numel(), rate)
     cut = found.longer
     long = (y[:cut] / (found.each + 1))[:, None].expand(-1, found.each + 1)

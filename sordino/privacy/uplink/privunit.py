@@ -146,7 +146,9 @@ class PureDirection:
 
 @dataclass(frozen=True)
 class OneDirection(Noise):
-    """Random directions that lean towards those of the updates, all of one length. A clip must come before it."""
+    """PrivUnit as a noise stage: replaces each update by a random direction that leans towards its own, always of the
+    same length. A clip must come before it.
+    """
 
     mechanism: PureDirection = PureDirection()  # type: ignore[assignment]
 

@@ -1,5 +1,5 @@
-"""Candidates from a pretrained BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), by ImageNet classes in place of
-prompts.
+"""Public images (candidates) from a pretrained BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), by ImageNet
+classes in place of prompts.
 
 Names and shapes of the network are those of the published PyTorch weights, read from safetensors. Spectral norms are
 folded into the weights on loading, which changes no image.

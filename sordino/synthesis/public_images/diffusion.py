@@ -1,5 +1,5 @@
-"""Candidates from a text-to-image model, through the package diffusers: one prompt and seed each, reduced to the size
-of the task's images.
+"""Public images (candidates) from a text-to-image model, through the package diffusers: one prompt and seed each,
+reduced to the size of the task's images.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Candidates that exist already: public images of the task itself, the handwritten digits of the package, or a folder
-`<path>/<class name or number>/*.png` or `.jpg`, read with pillow.
+"""Public images (candidates) that exist already: those of the task itself, the handwritten digits of the package, or a
+folder `<path>/<class name or number>/*.png` or `.jpg`, read with pillow.
 
 A share of the first two shows another class than its label, as images of a text-to-image model do at times, so that
 filtering has something to remove; the manifest lists these.

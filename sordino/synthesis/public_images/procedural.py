@@ -1,5 +1,5 @@
-"""Candidates drawn with a few strokes, styled by the words of a prompt: digits for classes named by digits, a shape of
-its own for every other class.
+"""Public images (candidates) drawn with a few strokes, styled by the words of a prompt: digits for classes named by
+digits, a shape of its own for every other class.
 
 They need no model, and do not resemble photographs.
 """

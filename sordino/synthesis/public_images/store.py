@@ -70,7 +70,7 @@ def spoken(name: str) -> str:
 
 
 def gathered(source: str, label: str, wanted: ImageNeeds, images: Sequence[Array], **more: object) -> Candidates:
-    """Candidates from one array of images per class, with their manifest."""
+    """Candidates (public images) with their manifest, from one array of images per class."""
     counts = [len(of_class) for of_class in images]
     x = np.concatenate([np.asarray(of_class, np.uint8).reshape(-1, *wanted.shape) for of_class in images])
     y = np.repeat(np.arange(len(images), dtype=np.int64), counts)
