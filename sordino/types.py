@@ -159,7 +159,7 @@ class Batch(Protocol):
 
 
 class Examples(NamedTuple):
-    """Raw rows: only readers and evaluators hold them."""
+    """Examples as raw rows with labels, which only readers and evaluators hold."""
 
     x: Tensor
     y: Tensor
@@ -202,7 +202,7 @@ class Shard(Protocol):
 
 
 class Scorer(Protocol):
-    """Interface of anything that predicts and can be scored."""
+    """Interface of a model, shared or personal, that predicts and can be scored."""
 
     def score(self, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
 

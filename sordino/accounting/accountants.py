@@ -98,7 +98,7 @@ def checked(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
 
 
 def best(event: Event, delta: float, neighbours: str) -> EpsilonBound:
-    """The smallest valid bound of all accountants."""
+    """The smallest of the epsilon bounds that the accountants give; each is valid."""
     return min(needed(event, delta, neighbours), key=lambda bound: bound.epsilon)
 
 

@@ -91,7 +91,7 @@ class Promised(Guarantee):
 
 
 class OfPhase(Fact):
-    """One phase of a run: its releases, and its guarantees."""
+    """Privacy guarantees of one phase of a run by itself, with its number of rounds in the ledger."""
 
     phase: str = Field(description="Name of the phase.")
     releases: int = Field(description="Number of its rounds that the ledger knows.")

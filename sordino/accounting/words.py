@@ -86,7 +86,7 @@ def described(rows: Sequence[Guarantee], simulated: bool) -> tuple[Described, ..
 
 
 def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
-    """One row of the statement as a sentence."""
+    """One guarantee of the statement as a sentence."""
     who = ANYONE if len(adversaries) == len(WHO) else ", and against ".join(WHO[a] for a in adversaries)
     what, reasons, printed = WHAT[row.unit], "; ".join(row.because), row.nominal_epsilon
     if not row.finite and printed is not None:

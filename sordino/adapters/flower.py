@@ -123,7 +123,7 @@ class PrivateStrategy:
         self._before: Arrays = {}
 
     def start(self, *args: Any, **settings: Any) -> Result:
-        """Runs the loop of rounds of the inner strategy."""
+        """Runs the loop of rounds of the wrapped Flower strategy."""
         result: Result = type(self._inner).start(self, *args, **settings)
         return result
 

@@ -64,7 +64,7 @@ class DeclaredArrays:
 
     @classmethod
     def described(cls, model: Mapping[str, Sequence[Any]]) -> Self:
-        """Declaration from a configuration file: the shape and type of each array."""
+        """Declaration of a model's arrays from a configuration file: the shape and type of each."""
         return cls({name: np.empty(shape, dtype) for name, (shape, dtype) in model.items()})
 
     @property

@@ -109,7 +109,7 @@ class AttackSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class AttackedRun:
-    """One run under attack. Views are computed on first use."""
+    """One run under attack: what its attackers observe (views), computed on first use."""
 
     simulation: Simulation
     asked: AttackSettings = field(default=AttackSettings())

@@ -34,12 +34,12 @@ class Poisoning(Attack):
     costly: ClassVar[bool] = True
 
     def rows(self, own: Examples, classes: int) -> Examples:
-        """The rows that an attacker trains on."""
+        """The rows that an attacker trains on: its own, or its own manipulated."""
         return own
 
     @abstractmethod
     def sent(self, upload: Tree, moment: MaliciousView, run: AttackedRun) -> Tree:
-        """The upload that an attacker sends instead of its own."""
+        """The upload that an attacker sends in place of its honest one."""
 
     def unfit(self, run: AttackedRun) -> str:
         if run.without_classes:
@@ -95,7 +95,7 @@ def harm(figure: BesideGuess, least: float, unit: str) -> tuple[Verdict, str]:
 
 
 def accuracy(run: AttackedRun, model: Params, on: Examples | None = None) -> float:
-    """Accuracy in percent, on all test examples or on these."""
+    """Accuracy in percent, on all test examples or on those given (`on`)."""
     return 100 * float(run.setup.task.score(model, on or run.tested)["accuracy"].double().mean())
 
 

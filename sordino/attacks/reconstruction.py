@@ -101,7 +101,7 @@ def labels_of(counts: Tensor, many: int) -> Tensor:
 
 
 def variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, summed over images."""
+    """Total variation of images: the mean absolute difference of neighbouring pixels, summed over images."""
     down, across = (x[..., 1:, :] - x[..., :-1, :]).abs(), (x[..., 1:] - x[..., :-1]).abs()
     return down.flatten(1).mean(1).sum() + across.flatten(1).mean(1).sum()
 
@@ -124,7 +124,7 @@ class Likeness(NamedTuple):
 
 
 class Reconstruction(Attack):
-    """Reconstruction of the images behind an update."""
+    """Base class of attacks that reconstruct the images behind an update."""
 
     sees = "server"
 
@@ -168,7 +168,7 @@ def likeness(drawn: Tensor, truth: Tensor) -> Likeness:
 
 
 def guessed(victim: Victim) -> Likeness:
-    """The better of two guesses that use no knowledge of this client."""
+    """Similarity to the true images of two guesses that use no knowledge of this client: the better of both."""
     view, truth = victim.view, victim.images
     mean = likeness(view.elsewhere.mean(0, keepdim=True).expand(len(truth), -1, -1, -1), truth)
     order = keys.permutation(keys.fold(view.key, "guess"), len(view.elsewhere))[: len(truth)]

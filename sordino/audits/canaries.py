@@ -155,7 +155,7 @@ class CanaryDirections(Canaries):
 
     @cached_property
     def towards(self) -> Tensor:
-        """Unit direction of each canary, [canaries, numbers]."""
+        """Unit direction of each canary, [canaries, coordinates]."""
         if not self.each:
             return directions(self.key, len(self.owners), self.numbers, self.order)
         found = [

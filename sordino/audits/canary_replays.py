@@ -109,7 +109,7 @@ class CanaryImages(Canaries):
         return [k for k, many in self.images.items() for _ in range(many * self.of_one)]
 
     def planted(self, coins: Tensor) -> dict[int, Examples]:
-        """Canary images of each client."""
+        """Canary images of each client, black or white as the coins decide."""
         found, start = dict[int, Examples](), 0
         for k, many in self.images.items():
             mine = coins[start : start + many * self.of_one].reshape(many, self.of_one)
@@ -205,7 +205,7 @@ class ScoredCanaries(NamedTuple):
     owners: Tensor  # the client that each is, or that holds it
 
     def of(self, chosen: Tensor) -> ScoredCanaries:
-        """The same facts about the chosen canaries alone."""
+        """Scores and weights of the chosen canaries alone."""
         return ScoredCanaries(*(each[chosen] for each in self))
 
 

@@ -71,7 +71,7 @@ class CanaryScores(NamedTuple):
     rounds: Tensor  # number of rounds in which it took part
 
     def beside(self, phases: Sequence[CanaryScores]) -> CanaryScores:
-        """Scores of the same canaries over this phase and other phases."""
+        """Scores of the same canaries, added up over this phase and others."""
         every = (self, *phases)
         return CanaryScores(*(torch.stack(alike).sum(0) for alike in zip(*every, strict=True)))
 
@@ -89,7 +89,7 @@ class CanaryScores(NamedTuple):
 
 
 class NoiselessUpload(NamedTuple):
-    """Upload of a canary client without noise, which is the same in every round with the same terms."""
+    """A canary client's upload without noise, kept for rounds with the same uplink and terms."""
 
     uplink: Uplink
     terms: Terms

@@ -81,7 +81,9 @@ def mu_lost(outputs: Outputs, alpha: float = ALPHA) -> float:
 
 
 def epsilon_lost(outputs: Outputs, threshold: float, delta: float, alpha: float = ALPHA) -> float:
-    """Lower bound on epsilon at this delta, valid for any claim."""
+    """Lower bound on epsilon at this delta, for any mechanism: from how often the scores of either neighbour exceed
+    `threshold`.
+    """
     found = errors(outputs, threshold, alpha)
     sides = ((found.false_alarms, found.misses), (found.misses, found.false_alarms))
     return max(math.log(max(1 - delta - b, 1e-300) / a) for a, b in sides)
@@ -178,7 +180,7 @@ def chance(found: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
-    """Largest epsilon that is refuted at this delta; 0 if none is refuted."""
+    """Largest epsilon that so many right guesses refute at this delta; 0 if they refute none."""
     return _largest(lambda epsilon: chance(found, epsilon, delta) <= alpha)
 
 
@@ -209,12 +211,12 @@ def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
 
 
 def mu_at_least(found: Guesses, alpha: float) -> float:
-    """Largest mu that is refuted, if noise is Gaussian; 0 if none is refuted."""
+    """Largest mu that so many right guesses refute, if noise is Gaussian; 0 if they refute none."""
     return _largest(lambda mu: refuted(GaussianTradeOff(mu), found, alpha))
 
 
 def _largest(gone: Callable[[float], bool]) -> float:
-    """Largest number from 0 to MOST that is refuted, by bisection; 0 if none is."""
+    """Largest number from 0 to MOST for which `gone` is true (it is refuted), by bisection; 0 if there is none."""
     if not gone(0.0):
         return 0.0
     return MOST if gone(MOST) else bisect(gone, good=0.0, bad=MOST, tight=TIGHT)

@@ -83,7 +83,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Weak(Twin):
-    """A source whose noise is `factor` times too small."""
+    """A noise source whose noise is `factor` times too small."""
 
     name: str = "weak"
 
@@ -93,8 +93,8 @@ class Weak(Twin):
 
 @dataclass(frozen=True)
 class Rare(Twin):
-    """A source with too little randomness for randomised response: only one random word in `factor` is random, all
-    others have the value that makes an answer true.
+    """A noise source with too little randomness for randomised response: only one random word in `factor` is random,
+    all others have the value that makes an answer true.
     """
 
     name: str = "rare"
@@ -106,7 +106,7 @@ class Rare(Twin):
 
 @dataclass(frozen=True)
 class NoiselessTwin(Twin):
-    """A source without noise, but with the random sampling of the inner one."""
+    """A noise source without noise, which samples at random like the source that it wraps."""
 
     factor: float = 0.0
     name: str = "quiet"

@@ -247,5 +247,5 @@ def answers(reader: Responses, unit: Unit) -> Pair:
 
 
 def _extremes(seen: Tensor) -> Tensor:
-    """Number of answers at the upper extreme minus those at the lower one."""
+    """Test statistic for randomised response: number of answers with the largest value minus number with the smallest."""
     return ((seen == 1).double() - (seen == 0).double()).sum(1)

@@ -33,12 +33,12 @@ class LabelKind(ABC):
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """The range that a schema must declare for such a column."""
+        """The range that a schema must declare for a column of these labels."""
 
 
 @dataclass(frozen=True)
 class Numbers(LabelKind):
-    """A number in a declared range; a value outside is clipped to it."""
+    """Labels that are numbers in a declared range; a value outside is clipped to it."""
 
     low: float
     high: float

@@ -310,7 +310,7 @@ def _text_column(name: str, said: Mapping[str, Any]) -> TextColumn:
 
 
 def _tokenizer(name: str, given: object) -> str:
-    """Content of the named tokenizer file, after a trial, or `BYTES`."""
+    """Content of the named tokenizer file, once it has been tried on a text; or `BYTES`."""
     if given == BYTES:
         return BYTES
     try:

@@ -51,7 +51,7 @@ def overview(
     outcome: LabelKind | None = None,
     **_: object,
 ) -> TableFacts:
-    """Facts about the files that `load` reads with the same settings."""
+    """Facts about each column of a table's files, read as a run with these settings would read them."""
     labels = (label,) if isinstance(label, str) else tuple(label)
     written = GivenDialect(separator, decimal, encoding)
     rows = TableSource(path, labels, group, key, schema, written=written, outcome=outcome).rows()

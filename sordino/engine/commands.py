@@ -17,7 +17,7 @@ BEGIN_FIRST = "begin-first"  # what a site that was started again refuses rounds
 
 @dataclass(frozen=True)
 class Round:
-    """Compute round t of the clients named in `terms`."""
+    """Command to compute round t of the clients named in `terms`."""
 
     t: int
     terms: dict[int, Terms]
@@ -32,7 +32,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Mask:
-    """Take the next step of the secure-aggregation protocol (masks) with these clients."""
+    """Command to take the next step of the secure-aggregation protocol (masks) with these clients."""
 
     t: int
     step: Literal["roster", "inbox", "request"]
@@ -46,7 +46,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Score:
-    """Score models on the test examples of the site's clients."""
+    """Command to score models on the test examples of the site's clients."""
 
     t: int
     models: int
@@ -57,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Keep:
-    """Save the states of the site's clients durably."""
+    """Command to save the states of the site's clients durably."""
 
     step: int
     do: Literal["keep"] = "keep"
@@ -66,7 +66,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Restore:
-    """Continue from the client states that the site saved at this step."""
+    """Command to continue from the client states that the site saved at this step."""
 
     step: int
     place: str
@@ -76,7 +76,7 @@ class Restore:
 
 @dataclass(frozen=True)
 class Begin:
-    """Join this run: the site answers whether it takes part, and with which clients."""
+    """Command to join this run: the site answers whether it takes part, and with which clients."""
 
     answered: bool = False  # true: the newest head that the site has signed comes with it
     do: Literal["begin"] = "begin"
@@ -88,7 +88,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Store:
-    """Store the tensors that every client receives before the first round."""
+    """Command to store the tensors that every client receives before the first round."""
 
     do: Literal["hand"] = "hand"
     messages = 1
@@ -96,7 +96,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Publish:
-    """Send the public half of the key; for a key holder only."""
+    """Command to send the public half of the key; for a key holder only."""
 
     do: Literal["publish"] = "publish"
     messages = 0
@@ -104,7 +104,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Encrypt:
-    """Encrypt uploads under this public key."""
+    """Command to encrypt uploads under this public key."""
 
     do: Literal["encrypt"] = "encrypt"
     messages = 1
@@ -112,7 +112,7 @@ class Encrypt:
 
 @dataclass(frozen=True)
 class OpenSum:
-    """Open the encrypted sum of a round; for a key holder only."""
+    """Command to decrypt the encrypted sum of a round; for a key holder only."""
 
     t: int
     clients: int  # number of uploads in the sum, without what the server has added
@@ -122,7 +122,7 @@ class OpenSum:
 
 @dataclass(frozen=True)
 class End:
-    """End the run."""
+    """Command to end the run."""
 
     models: int = 0  # 1: the trained model comes with it, for the site to keep
     do: Literal["end"] = "end"

@@ -60,7 +60,7 @@ class FederatedServer(Accounts):
         return for_round(self.policy.noise, self.key, t)
 
     def all_terms(self, now: OpenRound, crew: RoundCrew) -> dict[int, Terms]:
-        """Terms of every client that takes part in the round."""
+        """Terms of every client that takes part in the round: its noise multiplier and its amount of work."""
         terms = {k: self.terms(k, now.prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in now.granted}
         if self.algorithm.uplink.shared:  # shares of one noise are all alike
             return {k: replace(each, multiplier=now.central) for k, each in terms.items()}

@@ -133,7 +133,7 @@ def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[
 
 
 def least(cohort: int) -> int:
-    """Number of clients in the smallest stacks of a cohort of this size."""
+    """Fewest clients that are worth a stack (clients computed in one call), in a cohort of this size."""
     return max(WORTH, -(-cohort // UNITS))
 
 

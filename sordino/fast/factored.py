@@ -46,7 +46,7 @@ class Lazy:
     @property
     @abstractmethod
     def alike(self) -> Matrix:
-        """A tensor (or lazy matrix) of the same dtype and device."""
+        """A matrix from which this one takes its dtype and device."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -375,7 +375,7 @@ def finite(value: Matrix) -> bool:
 
 
 def dense(value: Matrix) -> Matrix:
-    """The same tree with every lazy matrix as a tensor."""
+    """The value as a tensor, or a list of values, each as a tensor: lazy matrices are computed."""
     if isinstance(value, Lazy):
         return value.dense()
     return type(value)(dense(v) for v in value) if isinstance(value, list | tuple) else value

@@ -30,7 +30,7 @@ Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[f
 
 
 class Modelled(Protocol):
-    """Interface of algorithms for evaluation: the models in a server state."""
+    """Interface of an algorithm for its evaluation: it gives the models in a server state."""
 
     def models(self, s: Any) -> Mapping[str, Params]: ...
 

@@ -118,7 +118,7 @@ class RoundLine(Fact):
 
 
 class PreparedRow(RoundLine):
-    """A line of preparation.jsonl."""
+    """A line of preparation.jsonl: one round of a phase before the training."""
 
     phase: str
     bytes_down: int

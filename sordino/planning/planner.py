@@ -165,7 +165,7 @@ class Planner:
 
     @cached_property
     def busiest(self) -> int:
-        """The client that is planned to pay for the most noisy reads."""
+        """The client whose examples are planned to be read with noise most often."""
         plan = self.phase.plan
         first = (client for client, _ in kinds(plan.participations, plan.reads))
         return max(first, key=lambda k: (plan.participations[k] * plan.reads[k], plan.participations[k], -k))

@@ -340,7 +340,7 @@ def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence
 
 
 def table(found: Evidence) -> list[tuple[str, ...]]:
-    """One row for each guarantee, under COLUMNS."""
+    """Table of the guarantees, one row for each; COLUMNS names its columns."""
     return [
         (
             f"one {row.unit}",

@@ -141,7 +141,7 @@ class Comparison:
         return frame([row.flat() for row in self.table], instead="`.table`")
 
     def report(self, out: Path | None = None) -> Path:
-        """Write the page to `out`; by default to comparison.html beside the runs."""
+        """Write the page of the comparison to `out`; by default to comparison.html beside the runs."""
         write: Callable[[Comparison, Path], Path] = part("pages", "comparison")
         return write(self, self.folder / "comparison.html" if out is None else out)
 

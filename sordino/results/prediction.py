@@ -69,11 +69,11 @@ class Predicted(ABC):
     @property
     @abstractmethod
     def scored(self) -> Scores | None:
-        """Scores; None where no score was asked for."""
+        """Scores of the predictions; None where no score was asked for."""
 
     @property
     def described(self) -> dict[str, Any]:
-        """Scores as JSON; empty where no score was asked for."""
+        """Scores of the predictions as JSON; empty where no score was asked for."""
         return {} if self.scored is None else self.scored.to_json()
 
     def lines(self) -> Iterator[str]:

@@ -298,7 +298,7 @@ class Share:
 
 
 class Ranks(Executor):
-    """The executor of one phase on rank 0."""
+    """Executor that computes the clients of a phase on all ranks of torch.distributed, commanded from rank 0."""
 
     def __init__(self, simulation: Simulation, run: str, folder: Path, place: Path, tensors: Params | None) -> None:
         setup = simulation.setup

@@ -180,7 +180,7 @@ def _whole(file: Path) -> int:
 
 
 def place_of(folder: Path) -> Path:
-    """Path of this run's record, beside those of the other runs on its ledger."""
+    """Path of the record of this run's releases, beside the records of other runs on its ledger."""
     mine = RunFolder(folder)
     shared = Agreement.read(folder).dataset if mine.experiment.privacy.ledger else ""
     return place_for(mine.environment.run, mine.environment.site, shared)

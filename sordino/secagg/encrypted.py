@@ -136,7 +136,7 @@ def too_few(stage: Encrypted, came: int, began: int) -> str:
 
 
 class Adder:
-    """Server of one round: a public key, and a running sum that it cannot read."""
+    """Server of one round of an encrypted sum: a public key, and a running sum that it cannot read."""
 
     def __init__(self, public: Public) -> None:
         if isinstance(public, Secret):

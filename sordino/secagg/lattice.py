@@ -306,7 +306,7 @@ RINGS: Final = {ring.name: ring for ring in (BFV, CKKS)}
 
 
 def generate(scheme: str) -> LatticeSecret:
-    """A fresh key pair."""
+    """A fresh key pair of a lattice scheme, bfv or ckks."""
     context = fresh(RINGS[scheme])
     return LatticeSecret(read_public(write(context, secret=False)), context)
 

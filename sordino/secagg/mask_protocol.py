@@ -22,7 +22,7 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
 class Participants:
-    """The clients of one process or site in one round, a `Participant` for each."""
+    """The clients of one process or site in one round of secure aggregation, a `Participant` for each."""
 
     def __init__(self, session: Session, clients: Iterable[int]) -> None:
         self._each = {k: Participant(session, k) for k in sorted(clients)}
@@ -46,8 +46,8 @@ class Participants:
 
 
 class Participant:
-    """One client in one round. It draws its own keys and takes each step once, so none of its secrets serves a second
-    round; a client whose step fails takes no further part.
+    """One client in one round of secure aggregation. It draws its own keys and takes each step once, so none of its
+    secrets serves a second round; a client whose step fails takes no further part.
     """
 
     def __init__(self, session: Session, who: int) -> None:
@@ -190,8 +190,8 @@ IGNORE: Final = "ignore it; without a message that counts, the client has droppe
 
 
 class Aggregator:
-    """The server in one round: a running sum under masks, public keys, encrypted shares that it cannot decrypt and
-    passes on, and at the end the shares that unmask the sum.
+    """The server in one round of secure aggregation: a running sum under masks, public keys, encrypted shares that it
+    cannot decrypt and passes on, and at the end the shares that unmask the sum.
 
     A refused message changes nothing, and its sender may count as dropped out; too few clients end the round.
     """

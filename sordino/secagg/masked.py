@@ -77,7 +77,7 @@ class MaskedWords:
     among: int  # clients that begin the round
 
     def session(self, run: str, t: int, size: int, model: bytes) -> Session:
-        """Session of a round; `model` is the digest of the broadcast."""
+        """Public parameters of secure aggregation for round t (`Session`); `model` is the digest of the broadcast."""
         self.layout.check(self.among)
         return Session(run, t, size, self.layout.width, self._top, self.stage.least(self.among), model)
 

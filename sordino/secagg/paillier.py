@@ -191,11 +191,11 @@ class PaillierSecret:
         )
 
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
-        """Ciphertexts as of `public.encrypt`, computed faster with the secret key."""
+        """Encrypts values as the public key does, but faster, with the secret key."""
         return self.public.encrypt(values, round, layout, self.djn)
 
     def djn(self, count: int) -> list[int]:
-        """Blindings as of `public.djn`, computed faster with the secret key: modulo p^2 and q^2."""
+        """Random blinding factors as the public key makes them, but faster: modulo p^2 and q^2."""
         exponents = short_exponents(self.public.bits, count)
         left, right = self._halves_of_hs
         return chinese(left.powers(exponents), right.powers(exponents), left.modulus, right.modulus)
@@ -217,7 +217,7 @@ class PaillierSecret:
 
 
 def generate(bits: int = 3072, testing: bool = False) -> PaillierSecret:
-    """A new key; 2048 bits are for tests."""
+    """A new secret Paillier key with a modulus of `bits` bits; `testing` allows 2048."""
     _strong(bits, testing)
     return _generated(bits)
 

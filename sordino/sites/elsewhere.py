@@ -56,7 +56,7 @@ BESIDE = 1 << 16  # bytes of an answer beside its message
 
 
 class Nodes(ABC):
-    """Nodes of another program, as its server sees them."""
+    """Nodes (client processes) of another federated learning program, as its server sees them."""
 
     starts_anew = False  # true: the program may start a new process for each question
 

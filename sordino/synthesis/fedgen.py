@@ -156,12 +156,12 @@ def trainable(state: GeneratorState) -> GeneratorState:
 
 
 def generated(state: GeneratorState, epsilon: Tensor, y: Tensor) -> Tensor:
-    """Features [n, d], normalised by the running statistics."""
+    """Generated features [n, d], normalised by the running statistics."""
     return _last(state, _normed(state, _first(state, epsilon, y), state["norm.mean"], state["norm.variance"]))
 
 
 def training_forward(state: GeneratorState, epsilon: Tensor, y: Tensor) -> tuple[Tensor, GeneratorState]:
-    """Features normalised by the statistics of the batch, and the state with updated running statistics."""
+    """Generated features, normalised by the statistics of the batch, and the state with updated running statistics."""
     x = _first(state, epsilon, y)
     mean, variance = x.mean(0), x.var(0, correction=0)
     seen = dict(zip(STATISTICS, (mean.detach(), x.detach().var(0)), strict=True))

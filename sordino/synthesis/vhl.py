@@ -156,7 +156,7 @@ def _doublings(side: int) -> int:
 
 
 def _weights(key: keys.Key, place: str, *shape: int) -> Tensor:
-    """Weights scaled so that outputs have the variance of inputs."""
+    """Random weights, scaled so that outputs have the variance of inputs."""
     fan = torch.Size(shape[1:]).numel()
     return nets.normal(keys.generator(keys.fold(key, place)), *shape) / sqrt(fan)
 

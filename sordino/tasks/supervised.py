@@ -366,7 +366,7 @@ class MultiLabel(Supervised):
 
 
 class Regression(Supervised):
-    """Regression to a declared range."""
+    """Regression: prediction of a number in a declared range."""
 
     metrics = ("mean_absolute_error", "loss")
     scores = always = ("rmse", "r2")

@@ -279,7 +279,7 @@ class Sites(Executor):
         self._take(self.carrier.came(max(0.0, min(times) - time.monotonic())))
 
     def _check_patience(self, peer: str) -> None:
-        """Gives up a site that has been silent for too long, where a carrier can."""
+        """Ends the run with an error where a site has been silent for too long; some carriers wait on instead."""
         limit = self.patience.deadline
         if time.monotonic() >= self._moved[peer] + limit and (error := self.carrier.given_up(peer, limit)) is not None:
             raise error

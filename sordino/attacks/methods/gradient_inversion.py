@@ -142,7 +142,7 @@ class DeepLeakage(Reconstruction, name="dlg"):
 
 
 def best(found: list[tuple[float, Tensor]]) -> Tensor:
-    """Images of the search that ended with the smallest distance."""
+    """The images found by the search that ended with the smallest distance."""
     return min(found, key=lambda one: one[0] if one[0] == one[0] else float("inf"))[1]
 
 

@@ -24,7 +24,7 @@ NO_MEANS = "no client of this run sends means of its features"
 
 
 class PrototypeInversion(Attack):
-    """Reconstruction of the images behind a mean of features."""
+    """Base class of attacks that reconstruct an image from a mean of features."""
 
     sees = "server"
 

@@ -146,7 +146,7 @@ class NoiseLaw(ABC):
 
     @abstractmethod
     def event(self, multiplier: float) -> events.Event:
-        """The event of one release, by which the ledger accounts for it."""
+        """The privacy event of one release with this noise, by which the ledger accounts for it."""
 
     @abstractmethod
     def standard(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -70,7 +70,7 @@ class ClassSums(ClippedReader):
 
 @dataclass
 class SumShard(GuardedShard[ClassSums]):
-    """One client's examples during one round; one read of them is paid for."""
+    """One client's examples during one round, of which noised sums per class may be taken once."""
 
     _asked: bool = False
 

@@ -97,7 +97,7 @@ class ConvexStable(NoisyReader):
 
 @dataclass
 class StableShard(GradientsOnly[ConvexStable]):
-    """One client's examples during one round; all its steps together are one read."""
+    """One client's examples during one round; the sum of the gradients of all steps is released once, with noise."""
 
     _opened: bool = False
     _read: bool = False

@@ -76,7 +76,9 @@ class MedianClip(Reader):
 
 @dataclass
 class MedianShard(GradientsOnly[MedianClip]):
-    """One client's examples during one round."""
+    """One client's examples during one round, of which client code gets noised gradients, clipped to their median
+    norms.
+    """
 
     @property
     def size(self) -> int:

@@ -180,7 +180,7 @@ class GradientsOnly(GuardedShard[R]):
 
 @dataclass
 class NoisyShard(GradientsOnly[NoisyGradient]):
-    """One client's examples during one round; its noisy reads are checked against what was reserved."""
+    """One client's examples during one round; more noised gradients than the round has paid for are refused."""
 
     _opened: bool = False
     _read: set[int] = field(default_factory=set)

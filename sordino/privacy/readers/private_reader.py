@@ -96,7 +96,7 @@ class NoisyReader(Reader):
         return multiplier
 
     def event(self, multiplier: float) -> Event:
-        """The cost of one read, as an event of the ledger."""
+        """The privacy cost of one noised answer, as an event of the ledger."""
         event: Event = self.mechanism.event(multiplier)
         return event if self.sampled is None else Poisson(self.sampled, event)
 
@@ -136,7 +136,7 @@ class GuardedShard(ABC, Generic[R]):
 
     @abstractmethod
     def refused(self, what: str) -> PrivacyError:
-        """The error for a kind of read that the reader's guarantee does not cover."""
+        """The error for a use of the examples that the reader's guarantee does not cover."""
 
     @property
     def size(self) -> int:
@@ -167,8 +167,8 @@ class GuardedShard(ABC, Generic[R]):
 
 
 def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:
-    """Refuses a second pass over a client's examples (`opened`: there was one), and more noisy reads than the round has
-    paid for.
+    """Refuses a second pass over a client's examples (`opened`: there was one), and more noised answers than the round
+    has paid for.
     """
     if opened or (reserved is not None and reads > reserved):
         raise PrivacyError(

@@ -54,7 +54,7 @@ class TakeStep(Protocol):
 
 
 class Channel(Protocol):
-    """Secure sum with all parties of the protocol in one process."""
+    """Secure sum (masked or encrypted) with all parties of the protocol in one process."""
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
         """Runs the protocol of round t, and returns the sum in clear. `cohort`: clients that began the round; `size`:
@@ -64,7 +64,7 @@ class Channel(Protocol):
 
 
 class MaskedChannel(Channel, Protocol):
-    """A masked sum, whose clients may be at sites."""
+    """Secure sum by masks that cancel, whose clients may be at sites."""
 
     def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep]) -> Opened:
         """Runs the protocol of round t, which `among` clients began, and returns the unmasked sum. `size`: integers of
@@ -85,7 +85,7 @@ class EncryptedPeers(Protocol):
 
 
 class EncryptedChannel(Channel, Protocol):
-    """An encrypted sum, whose clients and key holder may be at sites."""
+    """Secure sum of encrypted uploads, whose clients and key holder may be at sites."""
 
     def add(self, t: int, public: Any, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
         """Runs the protocol of round t, which `began` clients began, and returns the decrypted sum. `public`: public

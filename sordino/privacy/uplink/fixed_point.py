@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """The bits of a slot."""
+        """Bits of a slot, which holds one number of a sum."""
         return self.bits + self.headroom
 
     @property

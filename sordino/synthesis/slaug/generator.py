@@ -255,7 +255,7 @@ def projected_by(phase: Projects, task: Task) -> Tensor:
 
 
 def projection(width: int, to: int, key: Key) -> Tensor:
-    """A matrix with orthonormal columns [width, to]."""
+    """A random matrix with orthonormal columns [width, to]."""
     found, _ = torch.linalg.qr(keys.normal(key, width * width).view(width, width))
     columns: Tensor = found[:, : min(to, width)]
     return columns.float()
