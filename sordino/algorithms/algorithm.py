@@ -70,7 +70,9 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     @property
     @abstractmethod
     def read(self) -> Reader:
-        """The reader, the privacy mechanism at the data: how `local` may use examples, with or without clip and noise."""
+        """The reader, the privacy mechanism at the data: how `local` may use examples, exactly or with clip and
+        noise.
+        """
 
     @property
     @abstractmethod

@@ -247,5 +247,7 @@ def answers(reader: Responses, unit: Unit) -> Pair:
 
 
 def _extremes(seen: Tensor) -> Tensor:
-    """Test statistic for randomised response: number of answers with the largest value minus number with the smallest."""
+    """Test statistic for randomised response: number of answers with the largest value, minus that with the
+    smallest.
+    """
     return ((seen == 1).double() - (seen == 0).double()).sum(1)

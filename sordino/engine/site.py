@@ -272,7 +272,7 @@ class Site(Executor):
         return WAYS[PLAIN](task, params, shard)
 
     def public(self, k: int, size: int) -> Examples | None:
-        """A client's public examples, such as generated images: made once, from the tensors that every client received."""
+        """A client's public examples, such as generated images: made once from the tensors that all clients receive."""
         if self.public_tensors is None:
             return None
         if k not in self._made:

@@ -224,7 +224,7 @@ def source_of(experiment: Experiment) -> CandidateSource | None:
 
 
 def asked_for(experiment: Experiment) -> CandidateSettings | None:
-    """The settings of [candidates] (public images for the server) that every source takes; None where there are none."""
+    """The settings of [candidates] (public images for the server) that every source takes; None without any."""
     table = experiment.candidates
     if table is None:
         return None

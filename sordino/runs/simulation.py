@@ -58,7 +58,7 @@ def settle(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class Simulation(Backend):
-    """Simulation of one phase of a run (the training, or a phase before it) in one place, with the rows of all clients."""
+    """Simulation of one phase of a run (the training, or one before it) in one place, with the rows of all clients."""
 
     population: Population
 

@@ -60,7 +60,7 @@ class SignedHead:
         self._unshown += not self._shown
 
     def require(self) -> None:
-        """Refuses commands that cost budget until the server has returned the newest ledger head that this side signed."""
+        """Refuses commands that cost budget until the server has returned the newest ledger head signed here."""
         if not self._shown or self.behind is not None:
             raise LedgerError(
                 "this side was started again, and has not been asked to begin",

@@ -1,1 +1,1 @@
-"""Readers: the interfaces by which client code reads examples, each with the noise and the guarantee that go with it."""
+"""Readers: interfaces by which client code reads examples, each with the noise and the guarantee that go with it."""

@@ -84,7 +84,7 @@ def check_rows(labels: Tensor, client: int) -> None:
 
 @dataclass(frozen=True)
 class OpenEpisode:
-    """One episode, a support batch and a query batch of examples, whose gradient is exact: neither clipped nor noised."""
+    """One episode, a support batch and a query batch of examples, with exact gradients: no clip, no noise."""
 
     _support: Examples = field(repr=False)
     _query: Examples = field(repr=False)
