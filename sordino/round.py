@@ -1,6 +1,6 @@
 """One round of federated learning from beginning to end: the best place to start reading the library.
 
-data -> shard -> local training -> example gate -> client gate -> wire -> sum -> server gate -> server update -> ledger
+data -> reader -> local training -> uplink, client stages -> wire -> sum -> uplink, server stages -> update -> ledger
 
 No data are read before the ledger has reserved the round's price, no upload leaves a client before the ledger records
 that noise is drawn, no sum is used before its digest is stored, and no round has two releases.

@@ -105,7 +105,7 @@ def like(template: T, values: list[Tensor]) -> T:
 
 
 def add(a: T, b: T) -> T:
-    """a + b."""
+    """The sum a + b, leaf by leaf."""
     return map(torch.add, a, b)
 
 
@@ -127,7 +127,7 @@ def _joined(of: Any, first: T, *rest: Any, **more: Any) -> T:
 
 
 def sub(a: T, b: T) -> T:
-    """a - b."""
+    """The difference a - b, leaf by leaf."""
     if a is not b and _on_gpu(a, b):
         return _joined(torch._foreach_sub, a, b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
@@ -140,7 +140,7 @@ def sub(a: T, b: T) -> T:
 
 
 def scale(factor: float | Tensor, a: T) -> T:
-    """factor * a."""
+    """The product factor * a, leaf by leaf."""
     if isinstance(factor, float) and _on_gpu(a):
         return _joined(torch._foreach_mul, a, factor)
     if isinstance(a, Lazy) and not (isinstance(factor, torch.Tensor) and factor.dim()):
@@ -154,7 +154,7 @@ def scale(factor: float | Tensor, a: T) -> T:
 
 
 def times(factor: Tensor, a: T) -> T:
-    """factor * a for a factor that is a tensor of one number, in the dtype of each leaf."""
+    """The product factor * a, where `factor` is a tensor of one number, in the dtype of each leaf."""
     if _on_gpu(a):
         return _joined(torch._foreach_mul, a, factor.to(leaves(a)[0].dtype))
     return map(lambda leaf: leaf * factor.to(leaf.dtype), a)

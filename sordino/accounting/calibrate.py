@@ -59,8 +59,8 @@ def sampled_multiplier(
     start = _near(epsilon, delta, Poisson(rate, Gaussian(1.0)).rate, times)
 
     def over(multiplier: float, guess: bool) -> float:
-        """ln(spent epsilon / allowed epsilon): at most 0 where this multiplier is large enough. `guess`: as in
-        `epsilon_by`.
+        """Logarithm of spent over allowed epsilon: at most 0 where this multiplier is large enough. `guess`: compute it
+        in half the time, without a proof.
         """
         event = Repeat(Poisson(rate, Gaussian(multiplier)), times)
         spent = epsilon_by(accountant, event, delta, "zero_out", orders=tuple(orders), guess=guess)

@@ -114,9 +114,9 @@ def _nominal_epsilon(multiplier: float, delta: float, rate: float, steps: int) -
 
 
 def _sampled_renyi(order: float, rate: float, z: float) -> float:
-    """ln E[((1-q) + q e^((2Y-1)/(2z^2)))^a] / (a-1), Y ~ N(0, z^2), for any real order.
-
-    The trapezoidal rule converges geometrically on such an integrand; integer and fractional orders come out alike.
+    """Renyi divergence of any real order a of a Poisson-sampled Gaussian, as an integral: ln E[((1-q) + q
+    e^((2Y-1)/(2z^2)))^a] / (a-1), Y ~ N(0, z^2). The trapezoidal rule converges geometrically here; integer and
+    fractional orders come out alike.
     """
     y = np.arange(-12 * z, order + 12 * z, z / 16)
     log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * y - 1) / (2 * z * z))

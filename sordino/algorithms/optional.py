@@ -91,7 +91,7 @@ class OwnLoss(OptionalSide):
 
 
 class OtherReads(OptionalSide):
-    """A method whose `local` reads its shard by episodes, sums per class or rows instead of batches."""
+    """A method whose `local` uses a client's examples by episodes, sums per class or rows, instead of by batches."""
 
     wants: Asked = "batches"
 

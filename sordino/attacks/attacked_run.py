@@ -378,7 +378,7 @@ def _agreeing(rounds: Rounds) -> Rounds:
 
 
 def of_two_classes(order: Tensor, labels: Tensor) -> Tensor:
-    """The same row numbers in another order: first two rows of one class and two of another, if there are such."""
+    """The same row numbers in another order: first two rows of one class and two of another, where there are enough."""
     front: list[int] = []
     for label in dict.fromkeys(labels[order].tolist()):
         same = order[labels[order] == label][: EPISODE // 2].tolist()

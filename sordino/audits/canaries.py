@@ -43,7 +43,7 @@ SHARE = 0.8  # of the rows of a client, or of all clients, that may be canaries
 
 @dataclass(frozen=True)
 class Canaries(ABC):
-    """Base class for the canaries of one audit: as many as `wanted`, or as fit."""
+    """Base class for the canaries of one audit: as many as `wanted`, or fewer where they do not fit."""
 
     simulation: Simulation
     subject: Subject  # of the guarantee

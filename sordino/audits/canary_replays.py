@@ -46,7 +46,7 @@ class RecordedResponses(Responses):
 
 @dataclass(frozen=True)
 class CanaryImages(Canaries):
-    """Canaries of many clients: the values of some of its images, or whole images."""
+    """Canaries in images, at many clients: each value of some of their images is a canary, or each of these images."""
 
     def unfit(self) -> str:
         if not isinstance(self.gates.read, Responses):
@@ -73,7 +73,9 @@ class CanaryImages(Canaries):
 
     @cached_property
     def places(self) -> Tensor:
-        """Positions in a flattened image, one pixel for each value that is answered."""
+        """Positions in a flattened image of the pixels that are canaries, one for each value that randomised response
+        answers.
+        """
         h, w, c = self.shape
         side = self.reader.side
         grid = torch.arange(h * w * c).reshape(h, w, c)

@@ -80,8 +80,9 @@ class AttackerPosition:
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
         def call(source: NoiseSource) -> torch.Tensor:
-            """One release. A twin has too little noise; a random direction (`OneDirection`) has none that could be
-            made smaller, so its twin spends a larger epsilon than is claimed."""
+            """One release of the upload, encoded and noised. A twin has too little noise; a random direction
+            (`OneDirection`) has none that could be made smaller, so its twin spends a larger epsilon than is claimed.
+            """
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
                 grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)

@@ -90,7 +90,7 @@ class PlantedReader(Planted, NoisyGradient):
 
 @dataclass
 class PlantedShard(NoisyShard):
-    """One client's examples, of which the last are canaries."""
+    """One client's examples in an audit, of which the last are canaries."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
     sure: bool = False
@@ -123,7 +123,7 @@ class PlantedSteps(Planted, ConvexStable):
 
 @dataclass
 class PlantedStepShard(StableShard):
-    """One client's examples; each canary adds its vector to the sum of the client's gradients."""
+    """One client's examples in an audit; each canary adds its vector to the sum of the client's gradients."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
 
@@ -154,7 +154,7 @@ class PlantedCells(Planted, CellGradient):
 
 @dataclass
 class PlantedCellShard(CellShard):
-    """One client's examples, whose last cells (fixed groups of rows) or rows are canaries."""
+    """One client's examples in an audit, whose last cells (fixed groups of rows) or rows are canaries."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
     sure: bool = False
@@ -201,7 +201,7 @@ class PlantedSums(Planted, ClassSums):
 
 @dataclass
 class PlantedSumShard(SumShard):
-    """One client's examples; canaries are added to its sums per class."""
+    """One client's examples in an audit; canaries are added to its sums per class."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
 

@@ -41,7 +41,7 @@ REPEATED = "draw from what it is given (rng, key or seed), and keep nothing betw
 
 @dataclass(frozen=True)
 class PartTrial:
-    """One part under test, such as a loss or a partition."""
+    """One part of a user's own, such as a loss or a partition, under test by `sordino check`."""
 
     name: str  # module:Class
     made: Any  # a class or a function

@@ -107,7 +107,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Trial:
-    """One algorithm under test."""
+    """One algorithm under test by `sordino check`."""
 
     name: str  # as in [algorithm] name
     made: Any

@@ -27,7 +27,7 @@ OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
 
 class SecureSum:
     def __init__(self, uplink: Uplink, run: str, channel: Channel | None = None) -> None:
-        """`channel`: adds the integers in place of the channel of the uplink's own stage."""
+        """`channel`: adds the integers of the uploads; None: the channel that the uplink's secure stage implies."""
         assert uplink.secure is not None
         assert uplink.grid is not None
         self._grid, self._secure = uplink.grid, uplink.secure

@@ -222,7 +222,7 @@ class Site(Executor):
     # for a server elsewhere -------------------------------------------------------------------------------------------
 
     def obey(self, command: Command, messages: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-        """Executes a command; yields the bodies of its answer."""
+        """Executes a command of the server; yields what its answer carries, such as encoded uploads."""
         if isinstance(command, Round):
             for k, upload in self.uploads(command, messages):
                 yield wire.encode(self.header(command.t, k), upload)

@@ -65,7 +65,7 @@ def added(y: Tensor, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor
 
 
 def add_to(y: Tensor, left: Tensor, right: Tensor, factor: float) -> Tensor:
-    """y += factor * left^T right, in place."""
+    """Adds factor * left^T right to y, in place."""
     if transforming() or not _worth(left, right, right.shape[-1]):
         return y.addmm_(left.t(), right, alpha=factor)
     return _onto(y, left, right, factor, _blocks(len(left)))

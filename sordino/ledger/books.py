@@ -325,7 +325,7 @@ class Op(NamedTuple):
 
 
 def of_round(name: str, t: int) -> str:
-    """The name of the operation for round t of a phase; `name`: the phase as `of_phase` names it."""
+    """The name of the operation for round t of the phase with this `name`."""
     return f"{name}/{t}"
 
 

@@ -75,8 +75,8 @@ def of_run(ledger: Ledger, run: str) -> list[Entry]:
 
 
 class Ledger:
-    """One SQLite file, or ":memory:" for a simulation. Threads and processes may use it at once; reopen it after a
-    fork.
+    """Privacy ledger: budgets, and what every release has spent, in one SQLite file (":memory:" for a simulation).
+    Threads and processes may use it at once; reopen it after a fork.
     """
 
     def __init__(self, connection: sqlite3.Connection, place: Path | None, books: Books) -> None:
@@ -210,7 +210,7 @@ class Ledger:
             return None if cap is None else tuple(map(sub, cap, books.spent(principal)))
 
     def balances(self) -> dict[str, tuple[Amount, Amount | None]]:
-        """(spent, cap) of every client with a cap or a charge of its own, sorted by name, in one read."""
+        """Amount spent and cap of every client with a cap or a charge of its own, sorted by name, in one look-up."""
         with self._reading() as books:
             names = sorted((books.caps.keys() | books.own.keys()) - {EVERYONE})
             return {name: (books.spent(name), books.caps.get(name)) for name in names}

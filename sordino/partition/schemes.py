@@ -93,7 +93,7 @@ class IID(Scheme):
 
 @dataclass(frozen=True)
 class Dirichlet(Scheme):
-    """Each class is divided by its own p ~ Dir(alpha, ..., alpha)."""
+    """Each class is divided among the clients by proportions of its own, p ~ Dir(alpha, ..., alpha)."""
 
     clients: int
     alpha: float

@@ -191,7 +191,9 @@ def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: flo
 
 
 def check_reads(algorithm: AnyAlgorithm) -> None:
-    """Refuses a reader that cannot answer the kind of read (batches, episodes, ...) that the algorithm asks for."""
+    """Refuses a reader that cannot give what the algorithm asks of examples: batches, episodes, sums per class
+    or rows.
+    """
     asked = OtherReads.of(algorithm).wants
     if asked == "rows" and algorithm.read.gives != asked:
         raise UnsoundGuarantee(

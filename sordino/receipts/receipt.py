@@ -296,7 +296,7 @@ def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> M
 
 
 def _spread(counted: Mapping[T, int]) -> Between:
-    """Least, median and largest of counted values; the median as `statistics.median` defines it."""
+    """Least, median and largest of counted values."""
     values = sorted(value for value, count in counted.items() if count)
     ends, people = list(accumulate(counted[value] for value in values)), sum(counted.values())
     low, high = (values[bisect_right(ends, place)] for place in ((people - 1) // 2, people // 2))

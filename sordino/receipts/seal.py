@@ -84,7 +84,7 @@ def still_shows(folder: Path, made: Receipt) -> bool:
 
 
 def digest(receipt: Json) -> bytes:
-    """Digest of a receipt without its ledger head, which sealing moves."""
+    """Digest of a receipt without its ledger head, which changes when the receipt is sealed."""
     said = {name: value for name, value in receipt.items() if name != "ledger_head"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 

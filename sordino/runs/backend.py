@@ -64,7 +64,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
-        """Columns of a table's features, for users of the model."""
+        """Columns of a table's features, stored with the model for those who use it."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class Backend(ABC):
 
 
 class CandidateSettings(NamedTuple):
-    """Settings of [candidates] that every source takes."""
+    """Settings of [candidates] (public images for the server) that every source takes."""
 
     per_class: Annotated[int, COUNT] = 200
     network: bool = False  # other machines may be asked

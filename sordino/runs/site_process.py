@@ -49,9 +49,7 @@ class SlowNetwork:
     compute: float = 1.0  # times slower
 
     def behind(self, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-        """Wrap `answer` so that it replies as late as a device that is `compute` times as slow, behind such a
-        network.
-        """
+        """Wrap `answer` so that it replies as late as a device that is `compute` times as slow, behind this network."""
         if self == SlowNetwork():
             return answer
 

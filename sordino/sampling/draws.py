@@ -48,7 +48,8 @@ LONGEST = 1 << 16  # coins that one word may settle
 
 
 def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
-    """`size` different numbers below `population`, in rising order; all such sets are equally likely.
+    """Random subset: `size` different numbers below `population`, in rising order; all sets of this size are equally
+    likely.
 
     They are the first different values of a sequence of independent uniform numbers. No set is preferred, because the
     sequence treats all numbers below `population` alike. A number is a random word cut to whole bits; values beyond the

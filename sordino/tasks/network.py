@@ -319,7 +319,7 @@ class NetworkOnRows:
         return torch.cat([cut, scaled[some:]]) if plain else cut
 
     def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """(x - mean) / std; images become [n, c, h, w] in channels-last memory, their layout on disk."""
+        """Rows scaled as (x - mean) / std; images become [n, c, h, w] in channels-last memory, their layout on disk."""
         scaled = x.to(dtype, copy=True).mul_(self._scale.to(dtype)).add_(self._shift.to(dtype))
         if not self._image:
             return scaled

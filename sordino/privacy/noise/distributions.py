@@ -280,8 +280,8 @@ class LaplaceNoise(IntegerNoiseLaw):
 
 @lru_cache(maxsize=8)
 def _gaussian_steps(std: float) -> Steps:
-    """P[k <= N(0, std^2) < k+1]: the density at the centre, corrected for its curvature across the step (terms beyond
-    std^-6 are below 1e-19).
+    """Gaussian noise in grid steps: P[k <= N(0, std^2) < k+1], the density at the centre, corrected for its curvature
+    across the step (terms beyond std^-6 are below 1e-19).
     """
     half = math.ceil(9.2 * std)  # the tail beyond 9.2 standard deviations is 4e-20
     h = 1 / np.longdouble(std)
@@ -292,7 +292,7 @@ def _gaussian_steps(std: float) -> Steps:
 
 @lru_cache(maxsize=8)
 def _laplace_steps(scale: float) -> Steps:
-    """P[k <= Laplace(scale) < k+1]: geometric on either side of zero."""
+    """Laplace noise in grid steps: P[k <= Laplace(scale) < k+1], geometric on either side of zero."""
     half = math.ceil(44 * scale)  # the tail beyond 44 scales is 8e-20
     steps = np.arange(-half, half, dtype=np.longdouble) + 0.5
     weights = np.exp(-np.abs(steps) / np.longdouble(scale))
@@ -371,7 +371,9 @@ def _attempt(source: NoiseSource, tries: int, sigma: float) -> Ints:
 
 @lru_cache(maxsize=256)
 def _threshold(digit: int, scale: float) -> np.uint64:
-    """2^64 q / (1 + q) for q = exp(-2^digit / scale): the chance of a digit 1 as a 64-bit threshold, below 2^63."""
+    """The chance 2^64 q / (1 + q), q = exp(-2^digit / scale), that a binary digit of the noise is 1, as a 64-bit
+    threshold below 2^63.
+    """
     with localcontext(prec=50):
         q = (-(Decimal(2) ** digit) / Decimal(scale)).exp()
         return np.uint64(int(q / (1 + q) * 2**64))
@@ -379,7 +381,7 @@ def _threshold(digit: int, scale: float) -> np.uint64:
 
 @lru_cache(maxsize=256)
 def _away(scale: float) -> np.uint64:
-    """2^64 exp(-1 / (2 scale)): the chance that Laplace noise is not rounded to 0."""
+    """The chance 2^64 exp(-1 / (2 scale)) that Laplace noise is not rounded to 0, as a 64-bit threshold."""
     with localcontext(prec=50):
         return np.uint64(int((-1 / (2 * Decimal(scale))).exp() * 2**64))
 

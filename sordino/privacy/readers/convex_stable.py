@@ -107,7 +107,9 @@ class StableShard(GradientsOnly[ConvexStable]):
         self._reader.check(work, self._task)  # again: who opens a shard by hand has not asked
 
     def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]:
-        """One batch. A straggler's smaller number of steps is ignored: the noise is sized for exactly these."""
+        """A single batch, whose gradient sums all steps of the round. A straggler's smaller number of steps is ignored:
+        the noise is sized for exactly these.
+        """
         check_reservation(self._opened, 1, self._grant.reads, "examples")
         self._opened = True
         yield GuardedBatch(partial(self.walked, work.count(self.size), key))

@@ -170,7 +170,7 @@ class _Clean:
     """
 
     def __init__(self, module: str) -> None:
-        """`module`: the program that answers calls (see `forking`)."""
+        """`module`: the program that the clean process runs, and that answers calls."""
         mine, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", module, str(its.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -167,7 +167,7 @@ class GuardedBatch:
 
 
 class GradientsOnly(GuardedShard[R]):
-    """A shard that gives gradients of batches, and refuses every other kind of read."""
+    """One client's examples that give gradients of batches and nothing else: every other use is refused."""
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
@@ -207,8 +207,8 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             yield BesidePublic(batch, taken(public, others), None, draws)
 
     def _rows(self, work: LocalWork) -> Iterator[Tensor]:
-        """Rows of each read. They are drawn among as many positions as the client has announced; positions without a
-        row are left out.
+        """Rows of which each noised gradient is computed. They are drawn among as many positions as the client has
+        announced; positions without a row are left out.
         """
         for places in self._places(work):
             yield places[places < len(self._examples.y)]

@@ -1,4 +1,6 @@
-"""Reader without protection: every kind of read is allowed and exact, and its claims say that nothing is guaranteed."""
+"""Reader without protection: client code may use examples in every way, exactly; its claims say that nothing is
+guaranteed.
+"""
 
 from __future__ import annotations
 

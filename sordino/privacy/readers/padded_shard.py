@@ -30,8 +30,8 @@ from sordino.types import Examples, LocalWork, Losses, Params, Task, Tensor
 
 @dataclass
 class PaddedShard(GuardedShard[Open]):
-    """Examples of one client in a stack (clients computed in one call). It supports the reads of local SGD; any other
-    raises an error, after which the clients are computed one by one.
+    """Examples of one client in a stack (clients computed in one call). It gives the batches of local SGD; any other
+    use raises an error, after which the clients are computed one by one.
     """
 
     rows: Tensor = field(repr=False, kw_only=True)  # of the client's own, first of all

@@ -81,7 +81,9 @@ class NoisyReader(Reader):
 
     @property
     def sampled(self) -> float | None:
-        """The rate of the secret Poisson sample that a read takes; None where it reads all units."""
+        """The rate of the secret Poisson sample on which each noised answer is computed; None where it uses all
+        units.
+        """
         return None
 
     def offer(self) -> Offer:
@@ -107,7 +109,7 @@ class NoisyReader(Reader):
 
 
 class ClippedReader(NoisyReader):
-    """A noisy reader that clips the contribution of each unit to the norm `clip`, independently of other units."""
+    """A reader with noise that clips the contribution of each unit to the norm `clip`, independently of other units."""
 
     clip: float
 
@@ -125,8 +127,8 @@ class ClippedReader(NoisyReader):
 
 @dataclass
 class GuardedShard(ABC, Generic[R]):
-    """One client's examples during one round. It refuses every kind of read, except those that a reader's own shard
-    overrides.
+    """One client's examples during one round, as a private reader hands them to client code: every use of them is
+    refused, except those that a subclass allows.
     """
 
     _reader: R
@@ -216,7 +218,7 @@ def may_be_missing(reader: NoisyReader, grant: Grant) -> bool:
 
 
 def alone(of: Callable[[Tensor], Tensor], rows: Tensor, solo: bool = False) -> Tensor:
-    """The statistic of(x) [n, d], computed on each row by itself; in a call of its own if `solo`."""
+    """The values `of(rows)` [n, d], computed on each row by itself; in a call of its own if `solo`."""
     if not solo:
         with suppress(RuntimeError):  # a branch on a value; any other error comes up again
             return torch.func.vmap(lambda row: of(row[None])[0])(rows)

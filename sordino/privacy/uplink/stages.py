@@ -314,7 +314,7 @@ class ClipLayers(Stage):
         return tree.like(y, [leaf * (radius / math.sqrt(share)) for leaf, (radius, share) in pairs])
 
     def _layers(self, x: Tree) -> list[tuple[float, float]]:
-        """Radius and share of each layer."""
+        """Clip radius of each layer, and its share of the squared bound (all shares add up to 1)."""
         leaves = tree.leaves(x)
         radii = self._each or (self.radius,) * len(leaves)
         parts = [

@@ -268,7 +268,9 @@ class Ask(
         return wishes.device[wishes.device >= 0].tolist()
 
     def broadcast(self, s: Asking) -> ImageRequests:
-        """One waiting request, if any, per device and per class: an answer names its class, not its device."""
+        """Requests for prototypes in this round: at most one of those that wait per device and per class, since an
+        answer names its class and not its device.
+        """
         device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
         for i, (label, place, state) in enumerate(
             zip(s.slots.tolist(), s.place.tolist(), s.state.tolist(), strict=True)

@@ -59,7 +59,7 @@ def nearest(distance: Tensor, keep: int) -> Tensor:
 
 
 def some(count: int, most: int, key: Key) -> Tensor:
-    """`most` different random numbers below `count`, or all of them if there are fewer."""
+    """Sample without replacement: `most` random numbers below `count`, or all of them if there are fewer."""
     return keys.permutation(key, count)[:most]
 
 
