@@ -133,7 +133,9 @@ class PrivateStrategy:
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Training messages of the inner strategy; none once the budget is spent, so that the model stays as it is."""
+        """Training messages of the wrapped strategy; none once the budget is spent, so that the model stays as
+        it is.
+        """
         self._asked, self._expected = frozenset(), 0.0
         try:
             self._uplink.check_left()
@@ -166,9 +168,9 @@ class PrivateStrategy:
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The inner strategy's result from one noised mean. Clients' metrics are dropped, since no noise protects them.
-        A round without a valid reply costs nothing and changes nothing; but under `zero_out`, where a missing client
-        must go unnoticed, it is computed from a sum of zeros, and paid for.
+        """The wrapped strategy's result from one noised mean. Clients' metrics are dropped, since no noise protects
+        them. A round without a valid reply costs nothing and changes nothing; but under `zero_out`, where a missing
+        client must go unnoticed, it is computed from a sum of zeros, and paid for.
         """
         if not self._expected:
             return None, None

@@ -30,7 +30,7 @@ from sordino.privacy.noise.sources import for_client, for_round
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder, absolute_folder
 from sordino.receipts.receipt import write_receipt
-from sordino.runs.new_folder import environment_of, found
+from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.witness import Witness
 from sordino.sampling.kinds import alike
 from sordino.types import Grant, Neighbours, NoiseSource, Params
@@ -194,7 +194,7 @@ class PrivateUplink:
         agreement = phase.whole.agreement("")
         if not mine.begun:
             environment = environment_of(phase.experiment).beside(site=side, clients=self._own)
-            found(mine.path, phase, agreement, environment, b"")
+            create_folder(mine.path, phase, agreement, environment, b"")
         mine.check()
         if mine.environment.config != phase.experiment.digest() or not Agreement.read(mine.path).says(agreement):
             raise RunError(

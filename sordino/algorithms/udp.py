@@ -42,7 +42,9 @@ class WholeModel(FedAvg):
 
 @dataclass(frozen=True)
 class FedAvgWithLoss(FedAvg):
-    """FedAvg whose clients upload their training loss too; `discount` lowers the number of rounds by it."""
+    """FedAvg whose clients upload their training loss too, by which UDP with `discount` shortens the number of rounds
+    that its noise is sized for.
+    """
 
     def zero(self, task: Task, down: Server) -> Any:
         return UpWithLoss(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))

@@ -62,7 +62,8 @@ class Lanes:
 @dataclass(frozen=True)
 class Twin:
     """Base class of broken noise sources: one kind of randomness is wrong by `factor`, everything else comes from the
-    inner source."""
+    source that it wraps.
+    """
 
     inner: NoiseSource
     factor: float

@@ -225,7 +225,7 @@ PLANTED: Mapping[type[Reader], type[Planted]] = {
 
 @dataclass(frozen=True)
 class ClearSum(Channel):
-    """A secure sum without encryption, to save hours: it opens to the same sum, bit for bit."""
+    """A secure sum without encryption, to save hours: it gives the same sum, bit for bit."""
 
     secure: SecureStage
 

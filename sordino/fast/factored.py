@@ -277,7 +277,7 @@ class Span(Lazy):
         return most < torch.finfo(self.dtype).max / 2 or super().finite()
 
     def kept(self) -> Span:
-        """A copy with coefficients of its own, because later steps write into those of the original."""
+        """A copy of this matrix with coefficients of its own, because later steps write into those of the original."""
         return Span(self.rows, self.c.clone(), self.index)
 
 

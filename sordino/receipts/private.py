@@ -34,7 +34,7 @@ NOT_TO_BE_SHARED = (
 )
 
 
-def found(run: Path, clients: bool) -> None:
+def create(run: Path, clients: bool) -> None:
     """Creates the private folder of a new run. `clients`: also the secret from which clients draw their run-long
     randomness."""
     place = run / FOLDER

@@ -34,7 +34,7 @@ from sordino.runs.witness import Witness, needed, place_of
 from sordino.version import __version__
 
 
-def found(
+def create_folder(
     folder: Path,
     setup: PlannedPhase,
     agreement: Agreement,
@@ -58,7 +58,7 @@ def found(
             atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())
         if experiment.privacy.real:
             readers = (phase.algorithm.read for phase in setup.whole.phases)
-            private.found(young, clients=any(reader.redraw is not None for reader in readers))
+            private.create(young, clients=any(reader.redraw is not None for reader in readers))
         if data_key:  # between sites a site's identity has it
             private.write(young / private.DATA, data_key)
         agreement.write(young)
@@ -75,7 +75,7 @@ def found(
     finally:
         shutil.rmtree(young, ignore_errors=True)
     if needed(setup):  # a kill before it makes the receipt say more than it must
-        Witness(folder, place_of(folder)).found()
+        Witness(folder, place_of(folder)).create()
 
 
 def environment_of(experiment: Experiment, prepared: Path | None = None, run: str = "") -> Environment:

@@ -36,7 +36,7 @@ from sordino.planning.agreement import Agreement
 from sordino.planning.methods import Methods
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
-from sordino.runs.new_folder import choices, environment_of, found
+from sordino.runs.new_folder import choices, create_folder, environment_of
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.population import Population
 from sordino.runs.preparation import check_source
@@ -61,7 +61,7 @@ def start(
     with on(device_of(experiment.engine.device)):
         simulation = checked(experiment, folder, prepared)
         environment, key = environment_of(simulation.setup.experiment, prepared), simulation.population.data_key
-        found(folder, simulation.setup, simulation.agreement(), environment, key, simulation.home.story)
+        create_folder(folder, simulation.setup, simulation.agreement(), environment, key, simulation.home.story)
         _log.info("the run lies in %s", folder)
         return play(simulation, folder, watch, crash=crash)
 

@@ -113,7 +113,7 @@ class Witness:
                 raise _rolled_back(self.folder, len(behind))
         return behind
 
-    def found(self) -> None:
+    def create(self) -> None:
         """Create the record of a new run. A run without one has therefore lost it, or was copied from elsewhere."""
         if not os.path.exists(self.place):
             self._note([])

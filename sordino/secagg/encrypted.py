@@ -1,4 +1,4 @@
-"""Encrypted sums: the server adds ciphertexts, which it cannot read, and a key holder opens one sum a round. In a
+"""Encrypted sums: the server adds ciphertexts, which it cannot read, and a key holder decrypts one sum a round. In a
 simulation clients and key holder are in the same process, and the bytes are those that would travel.
 
 The server's half has public keys only, and the holder's half receives one sum a round. `probe` encrypts one client a
@@ -128,7 +128,7 @@ def channel(stage: Encrypted, layout: Layout, run: str) -> EncryptedChannel:
 
 
 def too_few(stage: Encrypted, came: int, began: int) -> str:
-    """Reason not to open a sum of `came` uploads, of the `began` clients that began the round; empty where they are
+    """Reason not to decrypt a sum of `came` uploads, of the `began` clients that began the round; empty where they are
     enough.
     """
     least = stage.least(began)

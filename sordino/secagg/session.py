@@ -69,7 +69,9 @@ def two_thirds(count: int) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """Public parameters of one round, the same for all but for `model`, the digest of the model that each received."""
+    """Public parameters of secure aggregation in one round, the same for all participants but for `model`, the digest
+    of the model that each received.
+    """
 
     run: str
     round: int

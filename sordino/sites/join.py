@@ -33,7 +33,7 @@ from sordino.planning.planner import Planner
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Receipt
-from sordino.runs.new_folder import environment_of, found
+from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import needed, place_for
 from sordino.sites import invitation as invitations
@@ -248,7 +248,7 @@ def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
         **({"schema.toml": told.table_schema} if told.table_schema else {}),
     }
     agreement = whole.agreement(data.commitment)
-    found(asked.folder, whole.phases[-1], agreement, environment, b"", more=more)
+    create_folder(asked.folder, whole.phases[-1], agreement, environment, b"", more=more)
 
 
 def _check_first(asked: Proposed) -> None:

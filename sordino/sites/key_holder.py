@@ -1,4 +1,4 @@
-"""Key holder of a run between sites: it opens one sum in each round, of at least a minimum number of uploads, and
+"""Key holder of a run between sites: it decrypts one sum in each round, of at least a minimum number of uploads, and
 nothing else. It has no data, and it must be run by somebody who is neither the server nor works together with it.
 
 What is protected, from a server that follows the protocol: single uploads. The sites encrypt under a key whose digest
@@ -83,8 +83,9 @@ class KeyHolder(Responder):
         return SignedHead(self.signer, lambda: self.place, self._check_returned)
 
     def _check_returned(self, told: str) -> None:
-        """Refuses to go on where this key holder has signed a head that names a sum unknown to its folder, which is
-        then an older copy."""
+        """Refuses to go on where this key holder has signed a ledger head that names a sum unknown to its folder, which
+        is then an older copy.
+        """
         if not told:
             return
         signed = Place.parse(told)

@@ -230,7 +230,7 @@ class EncryptedSites(RemoteSites):
         return Answers(sum=EncryptedSum(self, t, down, terms))
 
     def gather(self) -> None:
-        """Waits for the key holder first: without it no sum of this round would be opened."""
+        """Waits for the key holder first: without it no sum of this round would be decrypted."""
         told = False
         while not (HOLDER in self._ready and self._free(HOLDER)):
             if self.stopped():

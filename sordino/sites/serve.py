@@ -36,7 +36,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Environment
 from sordino.runs.backend import Backend, Begun, ServerData, ServerRows, examples_of
 from sordino.runs.declared_data import DeclaredData
-from sordino.runs.new_folder import environment_of, found
+from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.public_inputs import check_announced
 from sordino.runs.rounds import patience
@@ -266,7 +266,7 @@ def serve(
         ChecksServer.of(phase.algorithm).check(side.home)
     if not options.folder.exists():
         more = {AGREEMENT: agreed.toml(), INVITATION: invitation.toml()}
-        found(options.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)
+        create_folder(options.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)
     invited(options.folder / INVITATION)
     with carrier, log.kept(peers), log.watching(carrier), patience() as side.post.stopped:
         if strangers := [site for site in peers if site not in known]:

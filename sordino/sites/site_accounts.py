@@ -42,14 +42,16 @@ class SignedHead:
 
     def __init__(self, signer: Signer, place: Callable[[], str], check: Callable[[str], None]) -> None:
         """`place`: current head of this side's ledger, as its messages state it. `check`: raises an error where the
-        ledger is behind a head that this side has signed."""
+        ledger is behind a ledger head that this side has signed.
+        """
         self._signer, self._place, self._check = signer, place, check
         self._shown, self._unshown = False, 0
         self.behind: LedgerError | None = None  # why this folder may not go on
 
     def begin(self, returned: Sequence[bytes | memoryview]) -> None:
-        """Check the ledger heads that the server returned. A server that returns none gets the head with the answer,
-        and has to begin again."""
+        """Check the ledger heads that the server returned. A server that returns none gets the newest head with the
+        answer, and has to begin again.
+        """
         try:
             for signed in returned:
                 self._check(self._signer.own(bytes(signed)).ledger)
@@ -70,7 +72,9 @@ class SignedHead:
             )
 
     def puts_right(self, error: SordinoError) -> bool:
-        """True for a refusal that ends once the server returns the head; False once it has repeatedly not done so."""
+        """True for a refusal that ends once the server returns the newest ledger head; False once it has repeatedly not
+        done so.
+        """
         return error.code == BEGIN_FIRST and self._unshown < 2
 
 
@@ -126,8 +130,9 @@ class SiteAccounts:
         return str(Place(len(self._answered), newest.head))
 
     def check_returned(self, told: str) -> None:
-        """Refuses to go on with a folder that is an older copy, behind a head that this site has signed and the server
-        has kept."""
+        """Refuses to go on with a folder that is an older copy, behind a ledger head that this site has signed and the
+        server has kept.
+        """
         if self._witness is None or not told:
             return
         signed = Place.parse(told)

@@ -16,7 +16,7 @@ from sordino.ledger.ledger import Entry
 from sordino.planning.methods import Methods
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
-from sordino.runs.new_folder import environment_of, found
+from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.play import Ended, play
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle, simulated
@@ -96,7 +96,7 @@ class Federated:
         own = range(which[0], which[-1] + 1)
         if not folder.exists():
             environment = self.environment.beside(site=site, clients=tuple(which), shares_scores=self.shares_scores)
-            found(folder, whole.phases[-1], whole.agreement(f"data of {site}"), environment, b"key")
+            create_folder(folder, whole.phases[-1], whole.agreement(f"data of {site}"), environment, b"key")
         rows, tests = population.shares
         trained = Shards(population.named.train, rows, own)
         tested = Shards(population.named.test, tests, own)
@@ -143,7 +143,7 @@ class Federated:
             half = self.half(carrier or self.carried(handlers))
             if not self.folder.exists():
                 environment = self.environment.beside(site=SERVER)
-                found(self.folder, half.setup, half.agreement(), environment, b"key", half.home.story)
+                create_folder(self.folder, half.setup, half.agreement(), environment, b"key", half.home.story)
             return play(half, self.folder)
 
 

@@ -62,8 +62,8 @@ class Counter:
 
 
 class System:
-    """Noise that protects people: every child draws from fresh entropy of the operating system, which nobody can draw
-    again.
+    """Noise that protects people: every source derived from it (for a round or a client) draws from fresh entropy of
+    the operating system, which nobody can draw again.
     """
 
     name = "system"

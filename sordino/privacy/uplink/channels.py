@@ -37,7 +37,7 @@ class SumAtSites(ABC):
     @abstractmethod
     def open(self, noise: Ints | None) -> Opened:
         """Ends the protocol and returns the sum in clear; `noise`: integers that the server adds before the sum is
-        opened.
+        decrypted or unmasked.
         """
 
 

@@ -81,7 +81,7 @@ class SecureStage(Stage, ABC):
 
     @abstractmethod
     def least(self, cohort: int) -> int:
-        """The smallest number of clients whose sum is opened, for a cohort of this size."""
+        """The smallest number of clients whose sum is decrypted or unmasked, for a cohort of this size."""
 
     def needs(self) -> None:
         """Refuses the stage where a package that it uses is missing."""
@@ -252,7 +252,9 @@ class NoiseShare(Noise):
 
 
 def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
-    """Refuses a largest number of clients in a round that overflows a secure sum, or is too small to open one."""
+    """Refuses a largest number of clients in a round that overflows a secure sum, or is too small to decrypt or unmask
+    one.
+    """
     if isinstance(stage, Encrypted):
         stage.sums.check(stage, layout, clients)
     layout.check(clients)

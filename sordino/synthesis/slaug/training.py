@@ -170,7 +170,9 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
     # the losses -------------------------------------------------------------------------------------------------------
 
     def loss(self, task: Task, down: Start, params: Params, own: Examples, public: Examples, draws: Tensor) -> Tensor:
-        """The loss of one batch: L_cla + separation * L_sep."""
+        """The loss of one batch: cross-entropy of the client's own and of generated images, plus `separation` times the
+        contrast of class means with the prototypes.
+        """
         n = len(own.y)
         z = task.features(params, torch.cat([own.x, public.x]), draws, plain=len(public.y))
         logits = task.head(params, z)
