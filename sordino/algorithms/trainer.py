@@ -150,7 +150,7 @@ def trained_by(
 
 
 def request(told: Mapping[str, Any], state: Params, given: Params, rows: Examples) -> tuple[str, bytes]:
-    """Encodes a call of a training function, for a process that has imported nothing else (`clean_process`)."""
+    """Encodes a call of a training function, to be sent to the clean process that runs it (`clean_process`)."""
     parts = {"state": state, "given": given, "rows": rows._asdict()}
     tensors = {
         f"{part}/{name}": v.detach().cpu().contiguous().clone() for part, of in parts.items() for name, v in of.items()

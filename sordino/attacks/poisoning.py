@@ -34,7 +34,7 @@ class Poisoning(Attack):
     costly: ClassVar[bool] = True
 
     def rows(self, own: Examples, classes: int) -> Examples:
-        """The rows that an attacker trains on: its own, or its own manipulated."""
+        """The rows that an attacker trains on: its own, which some attacks manipulate."""
         return own
 
     @abstractmethod

@@ -57,7 +57,7 @@ def _settings(gate: Any) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Planted(Reader):
     """Base class of readers with canaries. `planted`: for each client the gradient vectors of its canaries, [canaries,
-    numbers], zero for an absent canary; they replace those of its last rows or cells.
+    coordinates], zero for an absent canary; they replace those of its last rows or cells.
     """
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)

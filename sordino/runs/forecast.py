@@ -58,7 +58,7 @@ class Traffic(Fact):
 
 
 class Planned(Traffic, PlanRow):
-    """Plan of an experiment whose data can be read."""
+    """Plan of an experiment with its traffic and minutes, for which its data are read."""
 
     examples: int
     parameters: int

@@ -44,7 +44,7 @@ class Listed(NamedTuple):
         return {**self._asdict(), "guarantee": row}
 
     def words(self) -> dict[str, str]:
-        """Columns of the table, as text."""
+        """Columns of this run's row in a table of runs, as text."""
         unknown = self.state in ("damaged", "unreadable")
         return {
             "folder": self.folder,

@@ -1,5 +1,5 @@
-"""Parts that secure aggregation registers: implementations of secure sums, by the kind of a stage, and a site's masked
-round.
+"""Implementations of secure sums that this optional subpackage registers, one for each kind of secure stage; and a
+site's part in a round of secure aggregation by masks.
 """
 
 from typing import TYPE_CHECKING

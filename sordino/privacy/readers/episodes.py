@@ -121,10 +121,10 @@ class CellGradient(ClippedReader):
     of the cells' clipped gradients + noise) / public number, at every step.
 
     sampling
-        poisson   `cells` fixed cells; each is read in a step with probability `rate`, redrawn and kept secret; divided
-                  by rate * cells. zero_out of a cell; a changed example is two such steps.
+        poisson   `cells` fixed cells; each takes part in a step with probability `rate`, redrawn and kept secret; the
+                  sum is divided by rate * cells. Neighbours: zero_out of a cell; changing an example counts twice.
         fresh     2 * batch_size examples drawn for the step and dealt into `cells` episodes, without amplification.
-                  replace of an example.
+                  Neighbours: replace of an example.
 
     Guarantees: the mechanism's event per step, for one cell (fresh: one example) of a client, against everybody who
     sees what the client sends. Proof: a cell's episode reads nothing but the cell; the other summands are the same and

@@ -44,14 +44,14 @@ class NoisyGradient(ClippedReader):
 
     sampling
         full            all n rows. Sensitivity of the sum: 2*clip (replace), clip (zero_out).
-        poisson         every row with probability `rate`, redrawn at each read and kept secret; divided by rate*n.
-                        zero_out only.
-        fixed_batches   rows in public fixed batches: one epoch touches each row once, so it costs one read (parallel
-                        composition).
+        poisson         every row with probability `rate`, redrawn for each gradient and kept secret; divided by
+                        rate*n. zero_out only.
+        fixed_batches   rows in public fixed batches: one epoch touches each row once, so it costs one release
+                        (parallel composition).
         fixed_subset    one subset of rate*n rows, drawn once: what a published experiment did. Noise sized for clip,
                         not 2*clip: nominal only.
 
-    Guarantees: the mechanism's event per read, for one example, against everybody who sees what the client sends.
+    Guarantees: the mechanism's event per gradient, for one example, against everybody who sees what the client sends.
     Proof: all summands but the changed one are evaluated at the same parameters and cancel; triangle inequality. n is
     the public number that the client agreed to, whatever lies in its data: between neighbours no divisor, number of
     steps or batch differs.
