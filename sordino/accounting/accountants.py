@@ -62,9 +62,8 @@ class EpsilonBound:
 
 
 def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS) -> list[EpsilonBound]:
-    """One bound from every accountant that supports the event; infinite if a part of the event has no protection.
-
-    `delta = 0` is allowed: a pure guarantee.
+    """Upper bounds on epsilon, one from every accountant that supports the event; infinite if a part of the event has
+    no protection. `delta = 0` is allowed: a pure guarantee.
     """
     delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
     if not reduced.private:
@@ -140,8 +139,9 @@ def _gdp(reduced: Reduced, delta: float, orders: Orders) -> float | None:
 
 
 def composed_at(delta: float, releases: int) -> float:
-    """The delta at which a loss distribution of so many releases is asked, less than `delta` by what rounding may hide;
-    0 where they are too many for `delta`, or for a computer."""
+    """The delta at which to evaluate the loss distribution of so many releases: less than `delta` by what rounding
+    errors may hide; 0 where the releases are too many for `delta`, or for a computer.
+    """
     lost = ROUNDING * releases
     return delta - lost if lost < delta / 2 and releases <= MANY else 0.0
 

@@ -163,7 +163,7 @@ class Rounds(ABC):
 
     def change_of(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
         """Change of the model that a single upload reveals. `held`: number of rows that the client trains on in the
-        attack, from which its weight follows there.
+        attack, which decides its weight there.
         """
         run, uplink = self.federation, self.algorithm.uplink.at(t, down)
         usual = uplink.weight(run.sizes[client], run.largest)

@@ -1,7 +1,8 @@
 """Lines of metrics.jsonl and preparation.jsonl, one per round; and the headline metric for each kind of task, with its
 wording, direction and number format.
 
-None means not measured, or not visible to this reader: in a hidden cohort that includes how many clients took part.
+None means not measured, or not visible to whoever reads the file: in a hidden cohort that includes how many clients
+took part.
 """
 
 from __future__ import annotations

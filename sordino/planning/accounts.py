@@ -98,7 +98,9 @@ class Accounts:
         return of_round(self.run, t)
 
     def open(self, t: int) -> OpenRound:
-        """Round t, before its cohort is drawn; its sampling rates may depend on earlier spending."""
+        """Opens round t in the privacy accounts, before its cohort is drawn; its sampling rates may depend on earlier
+        spending.
+        """
         return OpenRound(t, self.plan.rates(t, self.spent))
 
     def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:

@@ -1,6 +1,7 @@
 """Prices of a phase (noise multiplier and ledger charge of each participation), and refusals of plans whose guarantee
 would not hold, before any data are read: too many units for a delta, an uplink that does not fit, a secure sum that may
-have too few clients to be opened."""
+have too few clients to be decrypted or unmasked.
+"""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _span(between: Between) -> str:
 
 
 def _partition(facts: RunFacts) -> Html:
-    """Section on the partition: labels by client; empty where the reader must not know them."""
+    """Section on the partition: labels by client; empty where whoever reads the page must not know them."""
     counts = facts.partition
     if counts is None:
         return Html("")

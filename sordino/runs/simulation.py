@@ -180,7 +180,7 @@ def clients_of(
     public_tensors: Params | None = None,
     state_folder: Path | None = None,
 ) -> Site:
-    """A site, which computes for clients: for these, with their examples and states. `secret`: where noise is real, the
+    """The site that computes for these clients, with their examples and states. `secret`: where noise is real, the
     source of what a client randomises once in a run; `public_tensors`: those that every client received before the
     first round; `state_folder`: where clients keep their states.
     """

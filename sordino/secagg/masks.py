@@ -5,8 +5,8 @@ X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM for what only one peer ma
 the generator. A stream is keyed with 256 bits that are never used twice, so its nonce is zero; without the key its
 words cannot be told from uniform ones over their whole range.
 
-Secret sharing (Shamir, Communications of the ACM, 1979): any `threshold` of them give the secret back, fewer say
-nothing about it.
+Secret sharing (Shamir, Communications of the ACM, 1979): any `threshold` shares give the secret back, fewer say nothing
+about it.
 
 A secret of 32 bytes is the value at 0 of a polynomial over the integers modulo the prime 2^521 - 1 whose other
 coefficients are drawn from the operating system. Secrets with the same points are shared and restored in one call, with

@@ -107,7 +107,9 @@ class Session:
         return -(-self.width // 8)
 
     def check(self, count: int) -> None:
-        """Refuses a round of `count` clients if their sum could wrap around, or half of them could open one."""
+        """Refuses a round of `count` clients if their sum could wrap around, or if the answers of half of them could
+        reveal a single upload.
+        """
         if count * self.top >= 1 << self.width:
             raise HeadroomExceeded(
                 f"{count} uploads are too many: at most {((1 << self.width) - 1) // self.top} words up to "

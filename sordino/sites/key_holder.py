@@ -155,8 +155,8 @@ class KeyHolder(Responder):
 
     def _once(self, name: str, digest: str) -> None:
         """Refuse a second sum of a round: the difference of two can be a single upload. The sum's digest is recorded
-        durably before it is opened, beside the key and in the user's state folder: where one record is an older copy,
-        the other holds.
+        durably before it is decrypted, beside the key and in the user's state folder: where one record is an older
+        copy, the other holds.
         """
         if self._opened.get(name, digest) != digest:
             raise LedgerError(

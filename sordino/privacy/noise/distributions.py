@@ -110,7 +110,9 @@ class Steps:
 
     @cached_property
     def _by_first_bits(self) -> NDArray[np.int32]:
-        """For each value of a word's first bits, the index of all such words; if several, ~ of the least."""
+        """Look-up table: for each value of a random word's first bits, the index of the grid step of all such words;
+        where they belong to several steps, ~ (bitwise not) of the least index.
+        """
         least = np.arange(1 << FIRST_BITS, dtype=np.uint64) << np.uint64(64 - FIRST_BITS)
         most = least + np.uint64((1 << 64 - FIRST_BITS) - 1)
         first, last = (np.searchsorted(self.thresholds, words, side="right") for words in (least, most))

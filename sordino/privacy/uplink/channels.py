@@ -20,7 +20,9 @@ S = TypeVar("S", contravariant=True)  # the stage of a secure sum
 
 
 class Opened(NamedTuple):
-    """Result of a secure sum: the total over the clients `who`; `who` is empty where nothing was opened."""
+    """Result of a secure sum: the total over the clients `who`; `who` is empty where no sum was decrypted or
+    unmasked.
+    """
 
     total: Ints
     who: list[int]

@@ -123,7 +123,7 @@ def _cards(run: WatchedRun, now: RunMoment) -> Html:
 
 
 def _charts(run: WatchedRun, rows: Sequence[RoundRow]) -> Html:
-    """The score and the traffic over rounds, where this reader may know them."""
+    """The score and the traffic over rounds, where whoever reads the page may know them."""
     training = run.whole.phases[-1]
     model = measured_by(rows, training.algorithm, training.ways, run.run.experiment.evaluation.models)
     traffic = run_charts.traffic(rows)

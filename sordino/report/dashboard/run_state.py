@@ -136,7 +136,7 @@ class WatchedRun:
 
     @cached_property
     def hides(self) -> bool:
-        """True where this reader must not learn which clients take part in which round."""
+        """True where whoever reads the page must not learn which clients take part in which round."""
         return not self.sees_all and self.whole.hides_cohorts
 
     @cached_property
