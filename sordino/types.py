@@ -218,8 +218,8 @@ class StatedEpsilon(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """Interface by which client code reads private examples: exactly, or with clip and noise; and the privacy guarantee
-    that follows.
+    """Interface by which client code reads private examples, exactly or with clip and noise; and the guarantee for
+    them.
     """
 
     @abstractmethod
@@ -232,9 +232,7 @@ class Reader(ABC):
 
     @abstractmethod
     def reads(self, work: LocalWork, size: int) -> int:
-        """Number of times that client code reads its examples with noise in one round; the reserved budget covers
-        exactly these.
-        """
+        """Number of noised uses of a client's examples in one round: the reserved budget covers exactly these."""
 
     def touched(self, work: LocalWork, size: int) -> float:
         """Expected number of examples, repeats included, on which a client of `size` examples computes in one round."""
@@ -263,8 +261,8 @@ class Reader(ABC):
 
     @property
     def gives(self) -> Literal["batches", "episodes", "sums", "rows"] | None:
-        """The kind of read to which the guarantee is limited: of batches, episodes, sums per class or rows. None where
-        every kind is allowed: all are covered, or nothing is guaranteed.
+        """The kind of use to which the guarantee is limited; None where every use is allowed, under a guarantee or
+        none.
         """
         return None
 

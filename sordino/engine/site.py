@@ -85,8 +85,8 @@ class Site(Executor):
         return Answers(self._by_unit(self._found(RoundHere(self, t, down, apart=False, adds=True), terms)))
 
     def each(self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False) -> Iterator[tuple[int, Tree]]:
-        """Computes the upload of every client named in `terms`, in order. `apart`: `down` is the message to one client,
-        not a broadcast to all.
+        """Computes the upload of every client in `terms`, in order. `apart`: `down` is one client's message, no
+        broadcast.
         """
         yield from self._by_client(self._found(RoundHere(self, t, down, apart), terms), sorted(terms))
 
@@ -286,8 +286,8 @@ class Site(Executor):
         return tree.map(lambda leaf: leaf.clone(), self.first_state) if state is None else state
 
     def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
-        """Upload and new state of each client of a unit (a group computed in one call). `apart`: `down` is the message
-        to one client, not a broadcast to all.
+        """Upload and new state of each client of a unit (computed in one call). `apart`: `down` is one client's
+        message.
         """
         if self.sharing == "pooled":
             return self._alone(task, down, sharing(unit, task, down), apart)
@@ -330,9 +330,7 @@ class RoundHere:
     """One round at a site: the broadcast, the keys and the noise source from which its clients compute uploads."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
-        """`apart`: `down` is the message to one client, not a broadcast to all; `adds`: sum the uploads of clients that
-        are computed in one call.
-        """
+        """`apart`: `down` is one client's message; `adds`: add up the uploads of clients computed in one call."""
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
         self._compared = False  # an upload with zero: the first one tells of all

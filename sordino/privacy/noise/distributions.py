@@ -110,9 +110,7 @@ class Steps:
 
     @cached_property
     def _by_first_bits(self) -> NDArray[np.int32]:
-        """Look-up table: for each value of a random word's first bits, the index of the grid step of all such words;
-        where they belong to several steps, ~ (bitwise not) of the least index.
-        """
+        """For each value of a word's first bits, the index of all words that begin so; if several, ~ of the least."""
         least = np.arange(1 << FIRST_BITS, dtype=np.uint64) << np.uint64(64 - FIRST_BITS)
         most = least + np.uint64((1 << 64 - FIRST_BITS) - 1)
         first, last = (np.searchsorted(self.thresholds, words, side="right") for words in (least, most))
@@ -373,9 +371,7 @@ def _attempt(source: NoiseSource, tries: int, sigma: float) -> Ints:
 
 @lru_cache(maxsize=256)
 def _threshold(digit: int, scale: float) -> np.uint64:
-    """The chance 2^64 q / (1 + q), q = exp(-2^digit / scale), that a binary digit of the noise is 1, as a 64-bit
-    threshold below 2^63.
-    """
+    """The chance of a binary digit 1, 2^64 q / (1 + q) for q = exp(-2^digit / scale), as a threshold below 2^63."""
     with localcontext(prec=50):
         q = (-(Decimal(2) ** digit) / Decimal(scale)).exp()
         return np.uint64(int(q / (1 + q) * 2**64))

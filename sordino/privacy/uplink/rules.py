@@ -233,9 +233,7 @@ def _beyond_integers(links: Links) -> Stage | None:
 
 
 def _quiet(links: Links) -> bool:
-    """True if a secure sum may be decrypted or unmasked with so few uploads that their shares of noise are too
-    little.
-    """
+    """True if a secure sum may be decrypted or unmasked with so few shares of noise that it has too little."""
     survivors = next((stage.survivors for stage in links.client if isinstance(stage, NoiseShare)), 0)
     return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
 
