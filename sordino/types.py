@@ -218,9 +218,7 @@ class StatedEpsilon(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """Interface by which client code reads private examples, exactly or with clip and noise; and the guarantee for
-    them.
-    """
+    """Interface by which client code reads private examples, with or without noise, and the guarantee for them."""
 
     @abstractmethod
     def offer(self) -> Offer | None:
@@ -261,8 +259,8 @@ class Reader(ABC):
 
     @property
     def gives(self) -> Literal["batches", "episodes", "sums", "rows"] | None:
-        """The kind of use to which the guarantee is limited; None where every use is allowed, under a guarantee or
-        none.
+        """The one use of examples (batches, episodes, sums per class, rows) to which the guarantee is limited; None
+        where every use is allowed: all are covered, or nothing is guaranteed.
         """
         return None
 

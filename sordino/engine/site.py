@@ -85,9 +85,7 @@ class Site(Executor):
         return Answers(self._by_unit(self._found(RoundHere(self, t, down, apart=False, adds=True), terms)))
 
     def each(self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False) -> Iterator[tuple[int, Tree]]:
-        """Computes the upload of every client in `terms`, in order. `apart`: `down` is one client's message, no
-        broadcast.
-        """
+        """Computes the upload of every client in `terms`, in order. `apart`: `down` is one client's message only."""
         yield from self._by_client(self._found(RoundHere(self, t, down, apart), terms), sorted(terms))
 
     def _found(self, now: RoundHere, terms: Mapping[int, Terms]) -> Iterator[tuple[int, UnitAnswers]]:
@@ -286,9 +284,7 @@ class Site(Executor):
         return tree.map(lambda leaf: leaf.clone(), self.first_state) if state is None else state
 
     def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
-        """Upload and new state of each client of a unit (computed in one call). `apart`: `down` is one client's
-        message.
-        """
+        """Upload and new state of each client computed in this call. `apart`: `down` is one client's message only."""
         if self.sharing == "pooled":
             return self._alone(task, down, sharing(unit, task, down), apart)
         if len(unit) > 1:
@@ -330,7 +326,7 @@ class RoundHere:
     """One round at a site: the broadcast, the keys and the noise source from which its clients compute uploads."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
-        """`apart`: `down` is one client's message; `adds`: add up the uploads of clients computed in one call."""
+        """`apart`: `down` is one client's message only; `adds`: add up the uploads of clients computed in one call."""
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
         self._compared = False  # an upload with zero: the first one tells of all
