@@ -33,7 +33,7 @@ from sordino.privacy.uplink.fixed_point import Ints, Layout  # noqa: E402
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage  # noqa: E402
 from sordino.secagg import lattice, paillier  # noqa: E402
 from sordino.secagg.mask_protocol import Aggregator, Participant  # noqa: E402
-from sordino.secagg.session import Session, two_thirds  # noqa: E402
+from sordino.secagg.masks import Session, two_thirds  # noqa: E402
 
 LAYOUT = Layout(bits=24, headroom=8)
 DROPPED = 3

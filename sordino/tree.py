@@ -29,7 +29,7 @@ import torch
 
 from sordino.fast import factored as lazy
 from sordino.fast.factored import Lazy, Moved, Scaled, Span, Zero, dense
-from sordino.fast.for_all import transforming
+from sordino.fast.products import transforming
 
 if TYPE_CHECKING:
     from torch import Tensor

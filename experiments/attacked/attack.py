@@ -18,7 +18,7 @@ from typing import Any
 from sordino import config
 from sordino.accounting.facts import epsilon_text
 from sordino.accounting.statement import Guarantee
-from sordino.attacks.assault import assault
+from sordino.attacks.attack import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.audits.gates import NOTHING, audit
 from sordino.errors import SordinoError

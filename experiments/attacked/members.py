@@ -16,7 +16,7 @@ from typing import Any
 
 from sordino import config
 from sordino.accounting.facts import epsilon_text
-from sordino.attacks.assault import assault
+from sordino.attacks.attack import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.results.findings import AttackFinding
 from sordino.runs.simulation import settle

@@ -15,8 +15,15 @@ from typing import Any
 
 from sordino import config
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
-from sordino.attacks.methods.malicious_clients import Backdoor, LabelFlip, ModelReplacement, Scaling, SignFlip
-from sordino.attacks.poisoning import Poisoning, accuracy
+from sordino.attacks.methods.malicious_clients import (
+    Backdoor,
+    LabelFlip,
+    ModelReplacement,
+    Poisoning,
+    Scaling,
+    SignFlip,
+    accuracy,
+)
 from sordino.runs.simulation import simulated
 
 HERE = Path(__file__).parent

@@ -26,7 +26,7 @@ from world import CLASSES, DEVICES, EACH, KEY, TRAIN, Eye, World, trained, world
 
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
-from sordino.attacks.member_inference import Separation, losses, separation
+from sordino.attacks.methods.members import Separation, losses, separation
 from sordino.attacks.methods.prototypes import fitted
 from sordino.attacks.reconstruction import psnr, ssim
 from sordino.audits.noise_sources import Weak
@@ -35,7 +35,7 @@ from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums
-from sordino.synthesis.slaug.selection import ranked, skill
+from sordino.synthesis.slaug.generator import ranked, skill
 from sordino.types import Examples, Grant, Params
 
 HERE = Path(__file__).parent

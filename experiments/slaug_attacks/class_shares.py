@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sordino.attacks.methods.label_shares import shares
+from sordino.attacks.methods.properties import shares
 
 
 class Inferred(NamedTuple):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys
-from sordino.attacks.member_inference import Separation, separation
+from sordino.attacks.methods.members import Separation, separation
 from sordino.errors import DataError
 from sordino.keys import Key
 

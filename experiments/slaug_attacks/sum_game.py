@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sordino.accounting.events import Gaussian
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.attacks.member_inference import Separation, separation
+from sordino.attacks.methods.members import Separation, separation
 from sordino.audits.lower_bounds import Pair, tuned
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.types import LocalWork, NoiseSource

@@ -18,8 +18,8 @@ import torch
 
 from sordino import config, keys
 from sordino.runs.simulation import Simulation, simulated
+from sordino.synthesis.slaug.generator import some
 from sordino.synthesis.slaug.pool import fitted
-from sordino.synthesis.slaug.selection import some
 from sordino.types import Examples
 
 HERE, SEEDS = Path(__file__).parent, (0, 1, 2)

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from sordino.accounting.accountants import composed_at, epsilon_by
-from sordino.accounting.calibrate import classic_multiplier, sampled_multiplier
+from sordino.accounting.accountants import classic_multiplier, composed_at, epsilon_by, sampled_multiplier
 from sordino.accounting.currency import APPROX, PURE, ZCDP, Currency, rdp
 from sordino.accounting.events import DiscreteGaussian, Gaussian, Poisson, Repeat, Together
 from sordino.accounting.gaussian_dp import mu_of

@@ -53,9 +53,7 @@ class Trainer(
 
     wants = "rows"
 
-    @property
-    def work(self) -> LocalWork:
-        return LocalWork(1, None, None)  # what a function makes of its rows is its own
+    work = LocalWork(1, None, None)  # what a function makes of its rows is its own
 
     def fitted(self, known: PublicFacts) -> Self:
         if not self.of:

@@ -1,10 +1,13 @@
-"""Interface of an attack on a run, and the registry of attacks by name.
+"""Interface of an attack on a run, the registry of attacks by name, and all attacks on one run (`assault`).
 
 An attack is a class in `methods/`, which has a file for each family; there is no other list of attacks. An attack gets
-a view that holds only what the attacker sees. Only the judge of its kind (`reconstruction`, `member_inference`,
-`poisoning`) gets the ground truth, so an attack cannot cheat. Every attack is compared with two controls: the best
-guess without any observation, and the same attack on the same run without protection, where it must succeed. An attack
-that fails there shows nothing.
+a view that holds only what the attacker sees. Only the judge of its kind (`reconstruction`, `methods/members`,
+`methods/malicious_clients`) gets the ground truth, so an attack cannot cheat. Every attack is compared with two
+controls: the best guess without any observation, and the same attack on the same run without protection, where it must
+succeed. An attack that fails there shows nothing.
+
+attack.json has the results. It holds images of the training data, which the owner of a simulation has anyway. Runs
+whose noise protects real people are refused: attack the same experiment with seeded noise instead.
 """
 
 from __future__ import annotations
@@ -19,6 +22,22 @@ from sordino.results.findings import AttackFinding, Verdict
 
 if TYPE_CHECKING:
     from sordino.attacks.attacked_run import AttackedRun
+
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from sordino.attacks.attacked_run import AttackedRun, AttackSettings
+from sordino.audits.replay import check_allowed
+from sordino.config import Experiment
+from sordino.errors import Range, RunError, check_range
+from sordino.ledger.files import atomic_write
+from sordino.ledger.ledger import Ledger, of_run
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.private import key_of_data
+from sordino.results.findings import UNPOISONED, UNSEEN, Assault
+from sordino.runs.simulation import settle, simulated
 
 BLIND = "it fails on the same run without protection, too: so it shows nothing here"
 
@@ -106,3 +125,66 @@ def registered(known: Sequence[str] | None = None) -> dict[str, type[Attack]]:
                 code="unknown-attack",
             )
     return {name: ATTACKS[name] for name in known}
+
+
+def assault(
+    experiment: Experiment,
+    folder: Path | None = None,
+    names: Sequence[str] | None = None,
+    asked: AttackSettings | None = None,
+    by: Adversary | None = None,
+    tell: Callable[[str], object] = lambda what: None,
+) -> Assault:
+    """Attack an experiment, or a finished run in a folder, which is replayed. `names`: of the attacks; `by`: the
+    adversary, in place of each attack's own; `tell`: called with the name of each attack before it runs.
+    """
+    asked, attacks = asked or AttackSettings(), registered(names)
+    check_allowed(experiment, folder)
+    played = experiment.rounds if folder is None else len(RunFolder(folder).public_metrics())
+    why = f"attackers observe one round, and the run {'would play' if folder is None else 'has played'} {played}"
+    check_range("--round", asked.round, Range(least=1, most=played, whole=True), "no-such-round", why=why)
+    key = b"" if folder is None else key_of_data(folder)
+    run = AttackedRun(simulated(settle(experiment), key), asked, by)
+    found = []
+    for name, kind in attacks.items():
+        tell(name)
+        attack = kind()
+        why = attack.unfit(run)
+        found.append(attack.untried(run, why) if why else attack.play(run))
+    return Assault(
+        algorithm=str(experiment.algorithm.get("name")),
+        experiment=experiment.digest(),
+        round=asked.round,
+        clients=run.clients,
+        images=asked.images,
+        seed=asked.seed,
+        simulated=True,
+        replay=_replayed(run, folder),
+        found=tuple(found),
+        not_looked_at=tuple(what for what in UNSEEN if what != UNPOISONED or not any(one.whole for one in found)),
+    )
+
+
+def _replayed(run: AttackedRun, folder: Path | None) -> str:
+    """A sentence on how far it is verified that the replayed round equals that of the run."""
+    if folder is None:
+        return "It is the round that the experiment would play."
+    whole = run.rounds(bare=False).round()
+    mine = RunFolder(folder)
+    with Ledger.as_founded(mine.ledger) as ledger:
+        told = [entry.digest for entry in of_run(ledger, mine.environment.run)]
+    if whole.digest.hex() not in told:
+        raise RunError(
+            f"a replay of round {run.asked.round} does not reproduce the release of the run in {folder}",
+            why="the data, the library or the machine differ from those of the run",
+            fix="attack its experiment instead: `sordino attack RUN/experiment.toml`",
+            code="replay-differs",
+        )
+    return "A replay of the whole round gave the very bytes that the run's ledger holds a digest of."
+
+
+def write(found: Assault, folder: Path) -> Path:
+    """Write attack.json into the run's folder, readable by its owner alone."""
+    check_allowed(RunFolder(folder).experiment, folder)
+    atomic_write(RunFolder(folder).attack_file, json.dumps(found.to_json()).encode(), private=True)
+    return RunFolder(folder).attack_file

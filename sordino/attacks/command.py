@@ -66,7 +66,7 @@ def attack(
     Each attack stands beside a guess without any observation and beside itself on the same run without protection.
     The result holds images of the training data. Runs with real noise are refused.
     """
-    from sordino.attacks.assault import assault, write
+    from sordino.attacks.attack import assault, write
     from sordino.attacks.attacked_run import AttackSettings
     from sordino.audits.gates import experiment_of, unchanged_run
 

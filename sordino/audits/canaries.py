@@ -275,13 +275,9 @@ class CanaryRowsOfSums(CanaryExamples):
     def numbers(self) -> int:
         return tree.size(self.zero)
 
-    @property
-    def order(self) -> int:
-        return 2
+    order = 2
 
-    @cached_property
-    def rate(self) -> float:
-        return 1.0
+    rate = 1.0
 
     @cached_property
     def towards(self) -> Tensor:
@@ -347,9 +343,7 @@ class CanaryClients(CanaryDirections):
     def hidden(self) -> bool:
         return self.cohort.hidden
 
-    @property
-    def alone(self) -> bool:
-        return True
+    alone = True
 
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
         one = {k: rows[0] for k, rows in planted.items()}

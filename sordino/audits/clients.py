@@ -37,9 +37,7 @@ class ThisRound(Uplink):
     releases themselves, so the audit leaves them out.
     """
 
-    @property
-    def learns(self) -> bool:
-        return False
+    learns = False
 
 
 class AttackerPosition:

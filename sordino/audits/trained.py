@@ -35,9 +35,8 @@ from sordino.audits.replay import BEGINNING, check_allowed, preparation
 from sordino.config import Experiment
 from sordino.errors import Range, check_range
 from sordino.planning.planner import Planner
-from sordino.privacy.noise.randomised_response import composed_delta
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.privacy.readers.responses import Responses
+from sordino.privacy.readers.responses import Responses, composed_delta
 from sordino.receipts.private import key_of_data
 from sordino.results.findings import AuditedPromise, AuditPower, ReplayedCanaries, TrainedAudit, TrainedVerdict
 from sordino.runs.simulation import Simulation, settle, simulated

@@ -16,15 +16,23 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.calibrate import exact_multiplier
+from sordino.accounting.accountants import exact_multiplier
 from sordino.accounting.currency import APPROX, UNIT, Amount, Currency, cap, cost
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import NUDGE, Counted, Exact
-from sordino.accounting.thresholds import balanced, included, planned, threshold
 from sordino.budget.client_budgets import Adaptive, Uniform
 from sordino.budget.plan import Budget, Plan, Price, exactly_gaussian, once
 from sordino.errors import UnsoundGuarantee
-from sordino.sampling.by_budget import ByBudget, Personal, Threshold, ThresholdPublished
+from sordino.sampling.by_budget import (
+    ByBudget,
+    Personal,
+    Threshold,
+    ThresholdPublished,
+    balanced,
+    included,
+    planned,
+    threshold,
+)
 from sordino.types import Offer
 
 Floats = NDArray[np.float64]
@@ -53,9 +61,7 @@ class ThresholdPlan(Plan):
     rows: list[tuple[float, Floats, Floats]] = field(default_factory=list)  # tau, rates, payments
     individual: ClassVar[bool] = True
 
-    @property
-    def currency(self) -> Currency:
-        return APPROX
+    currency = APPROX
 
     @property
     def _delta(self) -> float:
@@ -98,9 +104,7 @@ class PublishedPlan(Plan):
     _tau: float = math.nan
     claimed: ClassVar[bool] = True
 
-    @property
-    def currency(self) -> Currency:
-        return Currency("published epsilon", ("epsilon",), "all")
+    currency = Currency("published epsilon", ("epsilon",), "all")
 
     def _cap(self, epsilon: float, delta: float) -> Amount:
         return cap((epsilon,))

@@ -14,7 +14,7 @@ import torch
 from sordino import config, tree
 from sordino.accounting.events import Json
 from sordino.accounting.facts import epsilon_text
-from sordino.checks.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
+from sordino.checks.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, differences, require, trace
 from sordino.engine import checkpoint
 from sordino.engine.executor import Answers, Clients
 from sordino.engine.site import Site
@@ -29,7 +29,6 @@ from sordino.runs.play import Progress
 from sordino.runs.population import Population
 from sordino.runs.run import resume
 from sordino.runs.simulation import simulated
-from sordino.runs.trace import differences, trace
 from sordino.tree import Tree
 from sordino.types import LocalWork, Shard, Terms
 

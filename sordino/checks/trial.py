@@ -1,7 +1,10 @@
-"""Test bench of an algorithm: its methods called directly, and small federations on digits and on quadratics."""
+"""Test bench of an algorithm: its methods called directly, and small federations on digits and on quadratics;
+and the trace of a run: hashes of all its results, to compare two runs byte for byte.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,16 +18,59 @@ from sordino import config, keys
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.optional import Home
 from sordino.config import Experiment
+from sordino.engine import checkpoint
+from sordino.engine.client_states import unpacked
 from sordino.keys import Key
+from sordino.ledger.ledger import Entry
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.uplink.stages import Noise
+from sordino.receipts import seal
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened
 from sordino.runs.play import Progress
 from sordino.runs.run import start
 from sordino.runs.simulation import settle, simulated
-from sordino.runs.trace import Trace, trace
 from sordino.tree import Tree
 from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Params, Received, Shard, Task
+
+
+class Trace(NamedTuple):
+    """Results that must not depend on how, when and where a run was computed."""
+
+    model: str
+    metrics: str
+    receipt: str
+    ledger: tuple[Entry, ...]
+    server: str
+    clients: str
+
+
+def trace(folder: Path) -> Trace:
+    """The trace of a finished run. Positions in the ledger are left out, because each stop adds a record: a run that
+    was stopped has more of them."""
+    _, federation = opened(folder)
+    mine = RunFolder(folder)
+    setup = simulated(mine.experiment).setup
+    with federation.ledger as ledger:
+        entries = tuple(entry._replace(sequence=0, hash="") for entry in ledger.entries())
+    loaded = checkpoint.load(mine.checkpoints, setup.state)
+    assert loaded is not None
+    held = [loaded]
+    for worker in sorted(folder.glob("clients-*")):  # of client processes
+        found = checkpoint.load(worker, setup.state)
+        assert found is not None
+        held.append(found)
+    clients = {f"{k}": state for one in held for name, made in one.trees.items() for k, state in unpacked(name, made)}
+    model, metrics = (hashlib.sha256(file.read_bytes()).hexdigest() for file in (mine.model_file, mine.metrics_file))
+    receipt = seal.digest(seal.claimed(folder)).hex()
+    server = checkpoint.digest_trees({"server": loaded.trees["server"]})
+    return Trace(model, metrics, receipt, entries, server, checkpoint.digest_trees(clients))
+
+
+def differences(a: Trace, b: Trace) -> list[str]:
+    """Names of the fields that differ; [] where the runs agree, as they must."""
+    return [name for name in Trace._fields if getattr(a, name) != getattr(b, name)]
 
 
 class Broken(Exception):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sordino.config import Experiment
-    from sordino.data.table_overview import TableFacts
+    from sordino.data.tabular import TableFacts
     from sordino.runs.population import Population
 
 app = Verbs(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
@@ -170,7 +170,7 @@ def _table_facts(population: Population) -> TableFacts | None:
     """Facts about each column of a table; None where the data are not files of a table."""
     if population.experiment.data.source != "tabular":
         return None
-    from sordino.data.table_overview import overview
+    from sordino.data.tabular import overview
 
     return overview(**population.source.settings)
 

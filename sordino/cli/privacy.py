@@ -155,9 +155,12 @@ def spent(
     from sordino.cli.tables import groups, guarantees
     from sordino.cli.tables import spending as spending_table
     from sordino.receipts.seal import vouched
-    from sordino.runs.lifetime import lifetime
 
-    shared = lifetime(place) if place.is_file() else None
+    shared = None
+    if place.is_file():
+        with when_used("torch"):
+            from sordino.receipts.receipt import lifetime
+        shared = lifetime(place)
     # where the ledger has sealed the receipt and nothing was spent since, the receipt says it at once
     known = vouched(place) if shared is None and not (by_client or as_json) else None
     told = shared if shared is not None or known is not None else _recomputed(place)

@@ -21,10 +21,10 @@ from sordino.errors import ConfigError
 from sordino.later import loading
 
 if TYPE_CHECKING:
+    from sordino.cli.bench import Profile
     from sordino.config import Experiment
     from sordino.results.comparison import Follow, NextRun
     from sordino.runs.play import Ended, Progress
-    from sordino.runs.profile import Profile
 
 
 def new(folder: Annotated[Path, typer.Argument(help="Folder for experiment.toml and task.py.")]) -> None:
@@ -162,7 +162,7 @@ def resume(
 
 
 def _profile() -> Profile:
-    from sordino.runs.profile import Profile
+    from sordino.cli.bench import Profile
 
     return Profile()
 

@@ -18,14 +18,13 @@ from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, OfPhase
 from sordino.accounting.words import by_phase, headline
 from sordino.cli.screen import note, titled
-from sordino.metrics.measures import last_scored, scores, warnings
-from sordino.metrics.preparation_cost import TargetReached
+from sordino.metrics.measures import TargetReached, last_scored, scores, warnings
 from sordino.metrics.rows import HEADLINES, RoundRow, bytes_text
 from sordino.receipts.run_files import OfClient, Receipt, ReceiptBudget
 
 if TYPE_CHECKING:
+    from sordino.cli.bench import Profile
     from sordino.results.preparation_facts import Preparation
-    from sordino.runs.profile import Profile
 
 STATUS_STYLE: Mapping[Status, str] = {
     "proved": "green",
@@ -55,8 +54,8 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
 
 def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
     """Table of the seconds that each kind of work in a run took."""
+    from sordino.cli.bench import reach
     from sordino.engine.executor import cores
-    from sordino.runs.profile import reach
 
     table = Table("where the time went", "seconds", "a round", "share", box=None, pad_edge=False)
     for column in table.columns[1:]:

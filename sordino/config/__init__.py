@@ -3,14 +3,14 @@
 Its tables and keys, the readers and uplink stages that it may name, and the errors for wrong settings.
 """
 
-from sordino.config.choices import CHOOSERS as CHOOSERS
-from sordino.config.choices import build as build
-from sordino.config.choices import filled as filled
-from sordino.config.choices import parameters as parameters
 from sordino.config.experiment import load as load
 from sordino.config.experiment import places as places
 from sordino.config.experiment import resolved_table as resolved_table
 from sordino.config.experiment import validate as validate
+from sordino.config.reading import CHOOSERS as CHOOSERS
+from sordino.config.reading import build as build
+from sordino.config.reading import filled as filled
+from sordino.config.reading import parameters as parameters
 from sordino.config.settings import Chaos as Chaos
 from sordino.config.settings import Data as Data
 from sordino.config.settings import Engine as Engine

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 
 from sordino import user_code
 from sordino.config import data_sources
-from sordino.config.choices import CHOOSERS, check_ranges, parameters
-from sordino.config.reading import parsed, read, unknown, wrong
+from sordino.config.reading import CHOOSERS, check_ranges, parameters, parsed, read, unknown, wrong
 from sordino.config.settings import Engine, Experiment, Table
 from sordino.errors import ConfigError
 

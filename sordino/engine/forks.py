@@ -27,8 +27,8 @@ import torch
 
 from sordino import tree
 from sordino.engine.client_states import looks
-from sordino.fast.common_memory import ROOM, Ends, ProcessMessage, Told, apart, whole
 from sordino.fast.factored import dense
+from sordino.fast.parallel import ROOM, Ends, ProcessMessage, Told, apart, whole
 from sordino.tree import Tree
 
 if TYPE_CHECKING:

@@ -35,8 +35,7 @@ from sordino.engine.stack import (
     together,
 )
 from sordino.errors import ConfigError
-from sordino.fast.common_memory import Ends
-from sordino.fast.threads import Threads, heavy
+from sordino.fast.parallel import Ends, Threads, heavy
 from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from sordino.fast import products
-from sordino.fast.for_all import Operand, for_all, vmapping
+from sordino.fast.products import Operand, for_all, vmapping
 
 if TYPE_CHECKING:
     from torch import Tensor

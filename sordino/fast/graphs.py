@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from sordino.fast.factored import dense
-from sordino.fast.for_all import transforming
+from sordino.fast.products import transforming
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.fast.threads import Threads, heavy
+from sordino.fast.parallel import Threads, heavy
 from sordino.metrics.measures import Metrics, last_scored
 from sordino.metrics.rows import HEADLINES, MEASURED, Scores, ScoreSpread, Way, measured
 from sordino.metrics.scores import MetricFunction, own_scores, scored

@@ -25,7 +25,7 @@ from sordino.algorithms.optional import OtherReads
 from sordino.budget.client_budgets import Adaptive
 from sordino.budget.plan import Budget, Plan, draft, exactly_gaussian, shared_currency
 from sordino.config import Privacy
-from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
+from sordino.errors import ConfigError, EmptyClient, InvalidBudget, Range, UnsoundGuarantee, check_range
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.private_reader import check_apart
@@ -309,14 +309,9 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) 
     protected = population if unit == "client" else examples
     if privacy.delta == 0 and offer.mechanism.pricing.currency == PURE:
         return
-    if not LEAST_DELTA <= privacy.delta < 1:
-        raise InvalidBudget(
-            f"privacy.delta is {privacy.delta}",
-            why=f"delta is a probability: it must be at least {LEAST_DELTA:g} and below 1; only Laplace noise keeps a "
-            "promise at 0",
-            fix="set for example privacy.delta = 1e-5",
-            code="delta-out-of-range",
-        )
+    allowed, why = Range(least=LEAST_DELTA, below=1), "it is a probability; only Laplace noise keeps a promise at 0"
+    fix = "set for example privacy.delta = 1e-5"
+    check_range("privacy.delta", privacy.delta, allowed, "delta-out-of-range", error=InvalidBudget, why=why, fix=fix)
     if privacy.delta >= 1 / protected:
         raise UnsoundGuarantee(
             f"privacy.delta {privacy.delta} is not below 1/{protected}",

@@ -1,5 +1,6 @@
-"""Write privacy.json: guarantees and spent budget of a run, from its ledger alone. `receipts.verify` recomputes all of
-it."""
+"""Write privacy.json: guarantees and spent budget of a run, from its ledger alone; and the lifetime cost: the guarantee
+for a person who is in every run on one ledger. `receipts.verify` recomputes all of privacy.json.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +17,30 @@ import numpy as np
 
 from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import FORMAT
-from sordino.accounting.notes import noised, simulated
+from sordino.accounting.notes import named, noised, of_a_run, simulated
 from sordino.accounting.pricing import Counted
 from sordino.accounting.statement import Guarantee, OfPhase, Promised, beside_scores, of_groups, statement
-from sordino.errors import RunError
+from sordino.errors import LedgerError, RunError
 from sordino.ledger.books import TRAINING, Op
 from sordino.ledger.files import atomic_write
-from sordino.ledger.ledger import EVERYONE
+from sordino.ledger.ledger import EVERYONE, Ledger
 from sordino.ledger.storage import missing
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.phase import PlannedPhase, PlannedRun
 from sordino.receipts import seal
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import Between, Environment, Group, OfClient, Receipt, ReceiptBudget, Spending
+from sordino.receipts.run_files import (
+    Between,
+    Environment,
+    Group,
+    Lifetime,
+    OfClient,
+    OfRun,
+    Receipt,
+    ReceiptBudget,
+    Spending,
+)
 
 T = TypeVar("T", int, float)
 _log = logging.getLogger(__name__)
@@ -301,3 +312,63 @@ def _spread(counted: Mapping[T, int]) -> Between:
     ends, people = list(accumulate(counted[value] for value in values)), sum(counted.values())
     low, high = (values[bisect_right(ends, place)] for place in ((people - 1) // 2, people // 2))
     return Between(min=values[0], median=low if people % 2 else (low + high) / 2, max=values[-1])
+
+
+SQLITE = b"SQLite format 3\0"
+ONE_ROW = (
+    "a person with several examples is not protected as a whole by a row about one: the receipts of the runs say what "
+    "such a person loses in each of them, where the schema declares how many rows one can have"
+)
+SIMULATED_RUN = "at least one of the runs drew its noise from a seed: no guarantee for real data"
+
+
+def lifetime(place: Path) -> Lifetime:
+    """Guarantees and spending over every release on a ledger."""
+    with open(place, "rb") as file:
+        if file.read(len(SQLITE)) != SQLITE:
+            raise RunError(
+                f"{place} is neither a run folder nor a ledger",
+                why="it is a file of another kind",
+                fix="give a run folder (`sordino list` shows those in runs/), or the file that privacy.ledger names",
+                code="not-a-run",
+            )
+    with Ledger.as_founded(place) as ledger:
+        entries, delta, currency = list(ledger.entries()), ledger.scope.delta, ledger.scope.currency
+        names, balances = ledger.scope.names, ledger.balances()
+    by_client = tuple(
+        OfClient(
+            client=client,
+            name=names[client] if client < len(names) else "",
+            examples=None,
+            participations=None,
+            planned=None,
+            spent=tuple(part / UNIT for part in balances[str(client)][0]),
+            granted=None if (cap := balances[str(client)][1]) is None else tuple(part / UNIT for part in cap),
+            epsilon=None,
+        )
+        for client in sorted(int(name) for name in balances if name.isdecimal())
+    )
+    if delta is None:
+        raise LedgerError(
+            f"the ledger {place} has no delta",
+            why="a statement needs the delta that the ledger was created with, and this ledger was created without one",
+            fix="give a run folder, or a ledger that a private run of sordino created",
+            code="ledger-without-delta",
+        )
+    # answers drawn once are drawn once per run; another run's are other ones, so each carries its run's name
+    notes = [of_a_run(entry.note, Op.of(entry.op).run) for entry in entries]
+    people = max((k + 1 for note in notes for k in named(note)), default=1)
+    people = max(people, len(by_client), 1)
+    runs = Counter(Op.of(entry.op).run for entry in entries)
+    drawn = simulated(notes)
+    rows = statement(notes, people, delta)
+    one_row = any(row.unit == "example" and row.finite for row in rows)
+    return Lifetime(
+        guarantees=tuple(rows),
+        simulated=drawn,
+        assumptions=(*[SIMULATED_RUN] * drawn, *[ONE_ROW] * one_row),
+        budget=None,
+        runs=tuple(OfRun(run=run, releases=count) for run, count in runs.items()),
+        by_client=by_client,
+        currency=currency.name,
+    )

@@ -3,7 +3,7 @@
 PARTS = {
     "verbs": {
         "report": "sordino.report.command:report",
-        "dashboard": "sordino.report.dashboard.command:dashboard",
+        "dashboard": "sordino.report.command:dashboard",
         "privacy export": "sordino.report.command:export",
     },
     "pages": {"run": "sordino.report.run_page:write", "comparison": "sordino.report.comparison_page:page"},

@@ -22,8 +22,7 @@ from sordino.metrics.measures import Point, curve, headline
 from sordino.metrics.rows import HEADLINES, MEASURED, Metric
 from sordino.report.charts import Axis, Line, LinePoint, Lines, ScatterPoint, lines, number, points
 from sordino.report.frame import promises, self_contained, top
-from sordino.report.run_charts import COMPUTED, ROUND, SENT, score_axis, written
-from sordino.report.run_facts import EVALUATOR
+from sordino.report.run_facts import COMPUTED, EVALUATOR, ROUND, SENT, score_axis, written
 from sordino.report.run_page import configuration
 from sordino.results.comparison_table import Row, caption, measured_by, shaped, sources
 from sordino.results.markup import Html, folded, joined, scrolled, section, tag

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from sordino.errors import ConfigError, extra
 from sordino.metrics.rows import HEADLINES, Headline
-from sordino.report import run_charts
+from sordino.report import run_facts
 from sordino.report.charts import Line, Lines
 from sordino.report.comparison_page import ComparisonFacts, charts, gather
 from sordino.report.frame import LIGHT, SERIES, dashes
@@ -48,7 +48,7 @@ UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 def of_run(facts: RunFacts, out: Path, kind: str = "pdf") -> list[Path]:
     """Figures of one run: score over rounds, bytes and compute, epsilon, traffic and partition."""
     available()
-    return _save(facts, RUN, out, kind, run_charts.judged_by(facts.metrics))
+    return _save(facts, RUN, out, kind, run_facts.judged_by(facts.metrics))
 
 
 def of_comparison(facts: ComparisonFacts, out: Path, kind: str) -> list[Path]:
@@ -193,11 +193,11 @@ def _name(axes: Axes, x: str, y: str, legend: bool = True) -> None:
 
 SCORE = "score"  # of a figure's name: the measure of the runs
 RUN: Mapping[str, Callable[[RunFacts, Axes], bool]] = {
-    SCORE: lambda facts, axes: draw_lines([run_charts.score(facts.model, facts.metrics)], axes),
-    f"{SCORE}-bytes": lambda facts, axes: draw_lines([run_charts.score_over_bytes(facts)], axes),
-    f"{SCORE}-compute": lambda facts, axes: draw_lines([run_charts.score_over_compute(facts)], axes),
-    "epsilon": lambda facts, axes: draw_lines(run_charts.epsilons(facts), axes),
-    "traffic": lambda facts, axes: draw_lines([run_charts.traffic(run_charts.whole(facts))], axes),
+    SCORE: lambda facts, axes: draw_lines([run_facts.score(facts.model, facts.metrics)], axes),
+    f"{SCORE}-bytes": lambda facts, axes: draw_lines([run_facts.score_over_bytes(facts)], axes),
+    f"{SCORE}-compute": lambda facts, axes: draw_lines([run_facts.score_over_compute(facts)], axes),
+    "epsilon": lambda facts, axes: draw_lines(run_facts.epsilons(facts), axes),
+    "traffic": lambda facts, axes: draw_lines([run_facts.traffic(run_facts.whole(facts))], axes),
     "partition": _partition,
 }
 COMPARISON: Mapping[str, Callable[[ComparisonFacts, Axes], bool]] = {

@@ -15,7 +15,7 @@ from sordino.metrics.rows import bytes_text
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import bind_page
 from sordino.receipts.run_files import Between, Group
-from sordino.report import run_charts, sections
+from sordino.report import run_facts, sections
 from sordino.report.charts import Axis, bars, heat, lines, number, percent
 from sordino.report.frame import promises, self_contained, top
 from sordino.report.run_facts import EVALUATOR, EVALUATORS, RunFacts, gather
@@ -89,7 +89,7 @@ def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     last = last_scored(facts.metrics)
     if last is not None and last.headline is not None:
         judged, value = last.headline
-        write = run_charts.written(judged)
+        write = run_facts.written(judged)
         ten = min(len(scores(facts.metrics)), 10)
         found.append((f"test {judged.full}, final", write(value), ""))
         found.append((f"mean of last {ten}", write(last_ten(facts.metrics) or value), ""))
@@ -108,23 +108,23 @@ def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
 
 def _learning(facts: RunFacts) -> list[Html]:
     last = last_scored(facts.metrics)
-    rows = run_charts.whole(facts)
-    sent = run_charts.traffic(rows) if facts.metrics else None
+    rows = run_facts.whole(facts)
+    sent = run_facts.traffic(rows) if facts.metrics else None
     if last is None:
         held = tag("p", "Scores of the model are for the evaluator of this run only.")
         return [held, *([lines(sent)] if sent else [])]
-    judged = run_charts.judged_by(facts.metrics)
-    drawn = [run_charts.score(facts.model, facts.metrics)]
+    judged = run_facts.judged_by(facts.metrics)
+    drawn = [run_facts.score(facts.model, facts.metrics)]
     drawn += [
-        chart for chart in (run_charts.score_over_bytes(facts), run_charts.score_over_compute(facts), sent) if chart
+        chart for chart in (run_facts.score_over_bytes(facts), run_facts.score_over_compute(facts), sent) if chart
     ]
     found = list(map(lines, drawn))
     if last.clients is not None and last.clients.each is not None:
         each = [(facts.called(k), value) for k, value in enumerate(last.clients.each) if value is not None]
         each.sort(key=lambda one: one[1], reverse=not judged.higher)
-        worst, write = max(1, math.ceil(len(each) / 10)), run_charts.written(judged)
+        worst, write = max(1, math.ceil(len(each) / 10)), run_facts.written(judged)
         about = f"Test {judged.full} of the {facts.model} on each client's own share; the worst tenth stands out."
-        axis = run_charts.score_axis(judged)._replace(label=f"{len(each)} clients")
+        axis = run_facts.score_axis(judged)._replace(label=f"{len(each)} clients")
         numbers = ("client", f"test {judged.words}"), [(name, write(value)) for name, value in each]
         found.insert(1, bars("Each client at the end, from worst to best", about, each, axis, numbers, worst))
     if last.confusion is not None:
@@ -135,7 +135,7 @@ def _learning(facts: RunFacts) -> list[Html]:
 
 
 def _spent(facts: RunFacts) -> list[Html]:
-    found = [lines(chart) for chart in run_charts.epsilons(facts)]
+    found = [lines(chart) for chart in run_facts.epsilons(facts)]
     endless = [f"one {row.unit}, against {row.by}" for row in facts.guarantees if not math.isfinite(row.epsilon)]
     if not found:
         found = [tag("p", "Nothing with a finite epsilon was released: no row of this run is protected.")]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sordino.accounting.words import WHO
-from sordino.metrics.preparation_cost import Cost, Target, TargetReached
+from sordino.metrics.measures import Cost, Target, TargetReached
 from sordino.metrics.rows import bytes_text
 from sordino.report.charts import Axis, Line, LinePoint, Lines, bars, lines, number, percent
 from sordino.results.findings import (

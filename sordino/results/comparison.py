@@ -23,10 +23,9 @@ from sordino.accounting.claims import Subject
 from sordino.accounting.statement import Guarantee
 from sordino.branches import part
 from sordino.config import Experiment
-from sordino.errors import ConfigError, RunError
+from sordino.errors import COUNT, ConfigError, RunError, check_range
 from sordino.ledger.files import atomic_write
-from sordino.metrics.measures import Metrics
-from sordino.metrics.preparation_cost import in_front
+from sordino.metrics.measures import Metrics, in_front
 from sordino.planning.methods import Methods
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
@@ -200,10 +199,7 @@ def compare(
     follow: Follow = lambda _: nullcontext(),
 ) -> Comparison:
     """Computes the missing runs, then collects all. Ctrl-C waits for the end of a round; the next call goes on."""
-    if seeds < 1:
-        raise ConfigError(
-            f"seeds is {seeds}", why="it must be at least 1", fix="set for example seeds = 3", code="out-of-range"
-        )
+    check_range("seeds", seeds, COUNT, "out-of-range", fix="set for example seeds = 3")
     settings = grid(overrides)
     experiments = [_named(config.load(path, s.overrides), s) for path in files for s in settings]
     if len(experiments) < 2:

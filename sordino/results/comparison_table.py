@@ -22,6 +22,7 @@ from sordino.metrics.measures import (
     Metrics,
     at_bytes,
     at_round,
+    before,
     bytes_to,
     final,
     headline,
@@ -32,7 +33,6 @@ from sordino.metrics.measures import (
     traffic,
     worst_tenth,
 )
-from sordino.metrics.preparation_cost import before
 from sordino.metrics.rows import HEADLINES, Metric, bytes_text
 from sordino.results import markup
 from sordino.results.preparation_facts import label_of

@@ -23,7 +23,7 @@ from sordino.data.dataset import Candidates
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
 from sordino.ledger.books import PUBLIC_TENSORS
-from sordino.metrics.preparation_cost import Cost, MessageBytes, PlainRound, charged, messages
+from sordino.metrics.measures import Cost, MessageBytes, PlainRound, charged, messages
 from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
 from sordino.receipts.folder import RunFolder

@@ -20,7 +20,7 @@ from sordino.engine.client_states import PreparedShards, Shards, States
 from sordino.engine.executor import Executor, cores
 from sordino.engine.forks import Forks
 from sordino.engine.site import Site
-from sordino.fast.threads import Threads
+from sordino.fast.parallel import Threads
 from sordino.metrics.evaluation import Evaluation, Evaluator
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods

@@ -1,5 +1,5 @@
 """Client sampling by personal budgets. The plan decides at which rate each client takes part (`Plan.rates`); the
-cohorts below draw by these rates.
+cohorts below draw by these rates, which are public arithmetic on public budgets.
 
     by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al.,
                          NeurIPS 2023)
@@ -7,22 +7,203 @@ cohorts below draw by these rates.
                          Jorgensen, Yu and Cormode, ICDE 2015)
     threshold_published  as printed in "Consideration of FedProx in Privacy Protection" (Electronics 12(20), 2023):
                          thresholds from what is left of the budgets, participation visible, only drawn clients pay. It
-                         does not keep the budgets it names; the receipt says what holds."""
+                         does not keep the budgets it names; the receipt says what holds.
+
+Rates: each client takes part with a probability of its own, the smaller the smaller its budget (Boenisch et al.,
+NeurIPS 2023). Threshold: a (tau, delta) mechanism on a Poisson sample in which a client with budget eps < tau takes
+part with probability (e^eps - 1)/(e^tau - 1) costs that client exactly eps (Jorgensen, Yu and Cormode, ICDE 2015). This
+is proved for a single run of the mechanism on a hidden sample under zero_out, and for nothing else.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import cache
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sordino.accounting.thresholds import LostBudget
-from sordino.errors import BELOW_ONE, ConfigError, check_range, is_number
+from sordino.accounting.pricing import ORDERS
+from sordino.errors import BELOW_ONE, ConfigError, InvalidBudget, check_range, is_number
 from sordino.sampling import kinds
 from sordino.sampling.draws import SamplingWords
 from sordino.sampling.kinds import Cohort, IndependentCohort, Rates, alike
+
+Floats = NDArray[np.float64]
+
+
+class LostBudget(NamedTuple):
+    """Weights of the two kinds of lost budget, to sampling and to noise, in the cost of a threshold."""
+
+    rule: Literal["weighted", "sum", "fixed", "count"] = "weighted"
+    weights: tuple[float, float] = (0.7, 0.3)  # of `fixed` and `count`
+
+
+WEIGHTED = LostBudget()
+_TIGHT = 1e-5  # of the logarithms of rates and multipliers
+SEARCHES = 4  # intervals inside each gap between neighbouring budgets
+
+
+def included(budgets: Floats, tau: float) -> Floats:
+    """Probability of taking part at threshold tau: (e^eps - 1)/(e^tau - 1) for a budget eps below tau, 1 from tau
+    on.
+    """
+    return np.where(budgets >= tau, 1.0, np.expm1(np.minimum(budgets, tau)) / math.expm1(tau))
+
+
+def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[float, float]:
+    """Budget that is left over: by clients below the threshold `tau`, which are sampled more rarely, and by clients
+    above it, whose noise is larger than they asked for. `count` clients have each budget.
+    """
+    below, above = budgets < tau, budgets > tau
+    sampling, noise = budgets * (1 - included(budgets, tau)) * count, (budgets - tau) * count
+    return float(sampling[below].sum()), float(noise[above].sum())
+
+
+def waste(budgets: Floats, tau: float, by: LostBudget = WEIGHTED, count: Floats | float = 1.0) -> float:
+    """Cost of a threshold tau: the budget lost to sampling plus the budget lost to noise (see `wasted`), weighted by
+    `by`. Rule `weighted`: each by its share of their sum. Rule `count`: the expected number of clients that stay away
+    takes the place of the budget lost to sampling, as a public re-implementation does.
+    """
+    sampling, noise = wasted(budgets, tau, count)
+    if by.rule == "sum":
+        return sampling + noise
+    if by.rule == "count":
+        sampling = float(((1 - included(budgets, tau)) * count)[budgets < tau].sum())
+    if by.rule in ("fixed", "count"):
+        return by.weights[0] * sampling + by.weights[1] * noise
+    return (sampling**2 + noise**2) / (sampling + noise) if sampling + noise else 0.0
+
+
+def threshold(budgets: Floats, by: LostBudget = WEIGHTED) -> float:
+    """The threshold tau of least cost (see `waste`) between the smallest and the largest budget; the smallest one where
+    several are equal. The cost is continuous but not convex, so every gap between budgets is searched.
+    """
+    from scipy.optimize import minimize_scalar
+
+    levels, found = np.unique(budgets, return_counts=True)
+    count = found.astype(np.float64)
+    if not len(levels) or not 0 < levels[0] <= levels[-1] < math.inf:
+        raise InvalidBudget(
+            "there are no budgets left to choose a threshold from",
+            why="every client's budget is used up",
+            fix="run fewer rounds, or set larger budgets",
+            code="threshold-without-budgets",
+        )
+    tried = [(waste(levels, float(level), by, count), float(level)) for level in levels]
+    for low, high in pairwise(levels.tolist()):
+        ends = np.linspace(low, high, SEARCHES + 1)
+        for a, b in pairwise(ends.tolist()):
+            inside = minimize_scalar(
+                lambda t: waste(levels, float(t), by, count), bounds=(a, b), method="bounded", options={"xatol": 1e-9}
+            )
+            tried.append((float(inside.fun), float(inside.x)))
+    least = min(value for value, _ in tried)
+    return min(tau for value, tau in tried if value <= least * (1 + 1e-12))
+
+
+def rates(budgets: Sequence[float], delta: float, multiplier: float, rounds: int) -> Floats:
+    """The largest sampling rate at which each client's budget lasts for all rounds; 0 where no rate does."""
+    levels, which = np.unique(np.asarray(budgets), return_inverse=True)
+    low, high = np.full(len(levels), math.log(1e-9)), np.zeros(len(levels))
+    whole = spent(np.ones(len(levels)), delta, multiplier, rounds) <= levels
+    never = spent(np.exp(low), delta, multiplier, rounds) > levels
+    while float((high - low).max()) > _TIGHT:
+        middle = (low + high) / 2
+        kept = spent(np.exp(middle), delta, multiplier, rounds) <= levels
+        low, high = np.where(kept, middle, low), np.where(kept, high, middle)
+    each: Floats = np.where(whole, 1.0, np.where(never, 0.0, np.exp(low)))
+    return each[which]
+
+
+def spent(each: Floats, delta: float, multiplier: float, rounds: int) -> Floats:
+    """The epsilon of `rounds` Poisson-sampled Gaussian releases at each of several sampling rates, at integer Renyi
+    orders (Mironov, Talwar and Zhang 2019).
+    """
+    order, j = np.array(ORDERS)[:, None], np.arange(max(ORDERS) + 1)
+    q = np.clip(each, 0, 1 - 1e-15)[:, None, None]
+    terms = _log_binomials() + j * np.log(q) + (order - j) * np.log1p(-q) + j * (j - 1) / (2 * multiplier**2)
+    terms = np.where(j <= order, terms, -np.inf)
+    top = terms.max(2)
+    losses = (top + np.log(np.exp(terms - top[:, :, None]).sum(2))) / (order[:, 0] - 1)
+    losses = np.where(each[:, None] == 1, order[:, 0] / (2 * multiplier**2), np.maximum(losses, 0))
+    conversion = np.log1p(-1 / order[:, 0]) - np.log(delta * order[:, 0]) / (order[:, 0] - 1)
+    found: Floats = np.maximum((rounds * losses + conversion).min(1), 0.0)
+    return found
+
+
+@cache
+def _log_binomials() -> Floats:
+    from scipy.special import gammaln
+
+    order, j = np.array(ORDERS)[:, None], np.arange(max(ORDERS) + 1)
+    found: Floats = gammaln(order + 1) - gammaln(j + 1) - gammaln(np.maximum(order - j, 0) + 1)
+    return found
+
+
+def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: float) -> tuple[float, Floats]:
+    """One noise multiplier for all, and sampling rates of the clients that add up to the expected cohort: (multiplier,
+    rates).
+    """
+    clients = len(budgets)
+    if not 0 < expected <= clients:
+        raise InvalidBudget(
+            f"an expected cohort of {expected:g} of {clients} clients",
+            why="each client takes part with a probability, so at most all of them are expected",
+            fix=f"set a size above 0 and at most {clients}",
+            code="cohort-larger-than-population",
+        )
+
+    def enough(log_multiplier: float) -> bool:
+        return bool(rates(budgets, delta, math.exp(log_multiplier), rounds).sum() >= expected * (1 - 1e-9))
+
+    low, high = math.log(1e-2), math.log(1e-2)
+    while not enough(high):
+        low, high = high, high + math.log(4)
+        if high > math.log(1e7):
+            raise InvalidBudget(
+                f"even a noise multiplier of 1e7 does not let {expected:g} of {clients} clients take part",
+                why="the budgets are too small for so many rounds",
+                fix="run fewer rounds, or set a smaller cohort or larger budgets",
+                code="budget-out-of-reach",
+            )
+    while high - low > _TIGHT:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    found = math.exp(high)
+    each = rates(budgets, delta, found, rounds)
+    if not each.all():
+        raise InvalidBudget(
+            f"a client with the budget {min(budgets):g} cannot take part at all, at delta {delta:g}",
+            why="the conversion from Renyi divergence to epsilon alone costs more",
+            fix="raise the smallest budgets or delta, or use a visible cohort",
+            code="budget-out-of-reach",
+        )
+    return found, each
+
+
+def planned(
+    budgets: Sequence[float], shares: Sequence[float] | Floats, by: LostBudget = WEIGHTED
+) -> list[tuple[float, Floats, Floats]]:
+    """Threshold tau, sampling rates and payments of each round. A round's allowance is its share of each budget and
+    what is carried over; a client pays at most tau of it, and carries the rest to the next round.
+
+    All clients pay in every round, sampled or not, and only unpaid budget is carried over, so payments never exceed
+    budgets.
+    """
+    each = np.asarray(budgets, dtype=np.float64)
+    carried, rounds = np.zeros_like(each), []
+    for share in np.asarray(shares, dtype=np.float64):
+        allowance: Any = each * share + carried
+        tau = threshold(allowance, by)
+        paid = np.minimum(allowance, tau)
+        rounds.append((tau, included(allowance, tau), paid))
+        carried = allowance - paid
+    return rounds
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sordino.errors import IntegrityError, LayoutMismatch, WireError
 from sordino.privacy.uplink.channels import TakeStep
 from sordino.secagg import masks
-from sordino.secagg.session import SERVER, KeyAdvertisement, MessageKind, Record, Session, abort, point
+from sordino.secagg.masks import SERVER, KeyAdvertisement, MessageKind, Record, Session, abort, point
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 

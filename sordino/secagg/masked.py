@@ -56,7 +56,7 @@ from sordino.privacy.uplink.channels import MaskedChannel, Messages, Opened, Ste
 from sordino.privacy.uplink.fixed_point import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg.mask_protocol import Aggregator, Integers, Participants
-from sordino.secagg.session import Session
+from sordino.secagg.masks import Session
 from sordino.transport.request_handler import Given, Keep, Operation
 
 PARTS: dict[Step, str] = {"round": "advertise", "roster": "share", "inbox": "mask", "request": "unmask"}

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from sordino.errors import ConfigError, WireError, extra
+from sordino.transport.tls import host_and_port
 
 Foreign: TypeAlias = Any  # an object of grpc, which has no types
 
@@ -117,12 +118,3 @@ def is_loopback(address: str) -> bool:
     except OSError:
         return False  # nobody knows what it will mean
     return bool(found) and all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in found)
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal():
-        raise ConfigError(
-            f"{address!r} is not an address", fix="write HOST:PORT, such as 127.0.0.1:7443", code="no-address"
-        )
-    return host.strip("[]"), int(port)

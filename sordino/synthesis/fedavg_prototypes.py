@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from sordino.algorithms.optional import ChecksServer, Home
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.privacy.readers.beside_public import How
 from sordino.synthesis.slaug.training import SlaugFL
 from sordino.types import Examples, Params, Shard, Task
 
@@ -30,9 +29,7 @@ class FedAvgPrototypes(SlaugFL, ChecksServer, name="fedavg_prototypes", carries_
     prototypes_of: Literal["candidates", "local"] = "candidates"
     synthetic: float = 0.0
 
-    @property
-    def how(self) -> How:
-        return 0  # no training on candidates
+    how = 0  # no training on candidates
 
     def check(self, home: Home) -> None:
         if home.candidates is None:

@@ -45,9 +45,7 @@ class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, name="vhl", takes_mean=True,
     temperature: float = 0.07
     _shape: tuple[int, ...] = ()
 
-    @property
-    def heads(self) -> int:
-        return 2  # noise images have classes of their own
+    heads = 2  # noise images have classes of their own
 
     def fitted(self, known: PublicFacts) -> VHL:
         shape = known.shape

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from sordino.accounting.events import Json
 from sordino.fast.factored import Part, Product, Ready, Span
-from sordino.fast.for_all import transforming
-from sordino.fast.products import linear, times
+from sordino.fast.products import linear, times, transforming
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 

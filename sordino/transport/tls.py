@@ -1,4 +1,4 @@
-"""TLS certificates of one end of a connection: its own, and those of the CA that it trusts."""
+"""One end of a connection: its address, and its TLS certificates: its own, and those of the CA that it trusts."""
 
 from __future__ import annotations
 
@@ -146,3 +146,10 @@ def _wrong(path: Path, why: str, code: str) -> ConfigError:
         fix="ask the operator of the CA for a certificate; for a trial `sordino certificates DIR` makes them",
         code=code,
     )
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is not an address", fix="write HOST:PORT, as in 127.0.0.1:0", code="no-address")
+    return host.strip("[]"), int(port)

@@ -10,8 +10,7 @@ from functools import partial
 
 import pytest
 
-from sordino.accounting.accountants import best, bounds, epsilon_by
-from sordino.accounting.calibrate import sampled_multiplier
+from sordino.accounting.accountants import best, bounds, epsilon_by, sampled_multiplier
 from sordino.accounting.events import (
     Event,
     Gaussian,

@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from sordino.accounting import accountants, calibrate
-from sordino.accounting.accountants import epsilon_by
-from sordino.accounting.calibrate import (
+from sordino.accounting import accountants
+from sordino.accounting.accountants import (
     classic_multiplier,
+    epsilon_by,
     exact_multiplier,
     sampled_multiplier,
 )
@@ -108,7 +108,7 @@ def test_a_guess_that_is_too_small_is_not_returned(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("case", [(0.1, 1e-6, 0.01, 1), (3.0, 1e-8, 0.1, 100), (40.0, 1e-5, 0.9, 3)])
 def test_the_central_limit_is_near_the_noise(case: tuple[float, float, float, int]) -> None:
-    assert calibrate._near(*case) / 4 <= sampled_multiplier(*case, "pld") <= 4 * calibrate._near(*case)
+    assert accountants._near(*case) / 4 <= sampled_multiplier(*case, "pld") <= 4 * accountants._near(*case)
 
 
 def check_calibration(calibrated: Callable[..., float], case: tuple[float, float, float, int]) -> None:

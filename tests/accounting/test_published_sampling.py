@@ -6,14 +6,13 @@ import math
 
 import pytest
 
-from sordino.accounting.accountants import best
-from sordino.accounting.calibrate import exact_multiplier
+from sordino.accounting.accountants import best, exact_multiplier
 from sordino.accounting.events import Gaussian, Poisson, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.thresholds import (
+from sordino.budget.plans_by_budget import PublishedPlan
+from sordino.sampling.by_budget import (
     included,
 )
-from sordino.budget.plans_by_budget import PublishedPlan
 from tests.helpers.personal_budgets import DELTA, GROUPS, made
 from tests.helpers.threshold_budgets import each
 

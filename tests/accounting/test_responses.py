@@ -35,7 +35,7 @@ from sordino.accounting.events import (
 from sordino.accounting.notes import note
 from sordino.accounting.statement import statement
 from sordino.errors import InvalidBudget, UnsupportedEvent
-from sordino.privacy.noise.randomised_response import composed_delta, flip_probability, keep_probability
+from sordino.privacy.readers.responses import composed_delta, flip_probability, keep_probability
 from tests.accounting.priced import to_dp_event
 
 A, B = Once("a", Repeat(Response(5.0, 21), 3)), Once("b", Repeat(Response(5.0, 21), 3))

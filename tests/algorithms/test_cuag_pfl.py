@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sordino import config, keys, tree
-from sordino.accounting.accountants import best
-from sordino.accounting.calibrate import exact_multiplier
+from sordino.accounting.accountants import best, exact_multiplier
 from sordino.accounting.events import Gaussian, NonPrivate, Poisson, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.published import adaptive_scale, composed, limit_mu

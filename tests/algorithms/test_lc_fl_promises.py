@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sordino import keys
-from sordino.accounting.accountants import epsilon_by
-from sordino.accounting.calibrate import sampled_multiplier
+from sordino.accounting.accountants import epsilon_by, sampled_multiplier
 from sordino.accounting.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, from_json
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from sordino import config, keys, tree
 from sordino.accounting.claims import ADVERSARIES, Adversary
-from sordino.attacks.assault import assault
-from sordino.attacks.attack import judged
+from sordino.attacks.attack import assault, judged
 from sordino.attacks.attacked_run import AttackSettings, UpdateView, pictures
 from sordino.attacks.methods.gradient_inversion import (
     Analytic,

@@ -11,11 +11,10 @@ from scipy.special import ndtr, ndtri
 
 from sordino import config, keys
 from sordino.accounting.statement import Promised
-from sordino.attacks.assault import assault
+from sordino.attacks.attack import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.attacks.member_inference import MemberScores, roc, with_verdict
-from sordino.attacks.methods.label_shares import overlap
-from sordino.attacks.methods.members import above
+from sordino.attacks.methods.members import MemberScores, above, roc, with_verdict
+from sordino.attacks.methods.properties import overlap
 from sordino.data.row_source import RowSource, SourceRows
 from sordino.results.findings import AttackFinding
 

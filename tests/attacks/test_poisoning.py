@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from sordino import config, tree
-from sordino.attacks.assault import assault
+from sordino.attacks.attack import assault
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.methods.malicious_clients import Backdoor, ModelReplacement, SignFlip, marked
+from sordino.attacks.methods.malicious_clients import Backdoor, ModelReplacement, SignFlip, accuracy, harm, marked
 from sordino.attacks.poisoned import MaliciousView, Manipulations
-from sordino.attacks.poisoning import accuracy, harm
 from sordino.errors import ConfigError
 from sordino.results.findings import UNPOISONED, BesideGuess
 from sordino.runs.simulation import simulated

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sordino import config
-from sordino.attacks.assault import assault
+from sordino.attacks.attack import assault
 from sordino.attacks.attacked_run import UpdateView
-from sordino.attacks.methods.brightness import Brightness
+from sordino.attacks.methods.properties import Brightness
 from sordino.results.findings import AttackFinding
 
 DIGITS = {

@@ -15,7 +15,7 @@ import torch
 
 from sordino import config, keys
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.attacks.member_inference import separation
+from sordino.attacks.methods.members import separation
 from sordino.audits import clients
 from sordino.audits import gates as attacks
 from sordino.audits.gates import audit, experiment_of

@@ -21,9 +21,9 @@ from sordino.audits.trained import BLIND, audit_trained, epsilon_by_overlap, str
 from sordino.engine.client_states import PreparedShards
 from sordino.engine.server import FederatedServer
 from sordino.planning.planner import Planner
-from sordino.privacy.noise.randomised_response import composed_delta
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.readers.responses import composed_delta
 from sordino.privacy.uplink.stages import Noise
 from sordino.results.findings import AuditedPromise, TrainedAudit
 from sordino.runs.simulation import Simulation, settle, simulated

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from sordino import keys
-from sordino.attacks.member_inference import hits_at, separation
+from sordino.attacks.methods.members import hits_at, separation
 
 pytestmark = pytest.mark.slow  # attacks on what others published: no promise of ours stands or falls with them
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from experiments.slaug_attacks.class_shares import inferred, spearman
 from sordino import keys
-from sordino.attacks.member_inference import Separation, losses, separation
-from sordino.attacks.methods.label_shares import shares
-from sordino.attacks.methods.members import above, confidence
+from sordino.attacks.methods.members import Separation, above, confidence, losses, separation
+from sordino.attacks.methods.properties import shares
 from sordino.privacy.readers.beside_public import taken
-from sordino.synthesis.slaug.selection import skill
+from sordino.synthesis.slaug.generator import skill
 from sordino.types import Examples, Params, Task
 from tests.attacks.devices import CLASSES, everything, task, trained
 

@@ -18,20 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino import keys
-from sordino.accounting.accountants import best
-from sordino.accounting.calibrate import exact_multiplier
+from sordino.accounting.accountants import best, exact_multiplier
 from sordino.accounting.currency import UNIT
 from sordino.accounting.events import Gaussian, Poisson, Repeat, amplified
 from sordino.accounting.gaussian_dp import mu_of
-from sordino.accounting.thresholds import (
+from sordino.budget import client_budgets
+from sordino.budget.plans_by_budget import ThresholdPlan
+from sordino.errors import InvalidBudget
+from sordino.sampling.by_budget import (
     balanced,
     planned,
     rates,
     spent,
 )
-from sordino.budget import client_budgets
-from sordino.budget.plans_by_budget import ThresholdPlan
-from sordino.errors import InvalidBudget
 from tests.helpers.personal_budgets import DELTA, GROUPS, MECHANISMS, ROBIN, made
 from tests.helpers.threshold_budgets import each
 

@@ -16,7 +16,7 @@ from sordino.data import tabular
 from sordino.data.dataset import Dataset
 from sordino.data.label_kinds import Numbers
 from sordino.data.table_files import Dialect, GivenDialect, found_files, read
-from sordino.data.table_overview import overview
+from sordino.data.tabular import overview
 from sordino.partition.schemes import Natural
 from tests.data.tables import declared, refused
 

@@ -18,9 +18,9 @@ import torch
 from sordino import tree
 from sordino.engine import forks, site
 from sordino.engine.forks import Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit, UnitAnswers
-from sordino.fast import common_memory
-from sordino.fast.common_memory import Ends, ProcessMessage, apart, whole
+from sordino.fast import parallel
 from sordino.fast.factored import ClientRows, Matrix, Scaled, Span
+from sordino.fast.parallel import Ends, ProcessMessage, apart, whole
 from sordino.privacy.noise.sources import Counter, System
 from sordino.types import NoiseSource
 from tests.laws.cases import BY_NAME, Case
@@ -264,7 +264,7 @@ def through(leaves: list[Matrix]) -> list[Matrix]:
 
 
 @pytest.mark.one_fast
-@pytest.mark.parametrize("room", [common_memory.ROOM, 4096, 0], ids=["in memory", "some of it", "through the pipe"])
+@pytest.mark.parametrize("room", [parallel.ROOM, 4096, 0], ids=["in memory", "some of it", "through the pipe"])
 def test_everything_arrives_as_it_was(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ends, "room", lambda self, size: self._used + size <= room)
     rows = ClientRows(torch.randn(7, 5))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sordino.fast import processor, products
-from sordino.fast.for_all import Operand, for_all, transforming, vmapping
+from sordino.fast.products import Operand, for_all, transforming, vmapping
 
 FP32 = 2e-6  # of the largest number: products that went through bf16 are a thousand times further away
 

@@ -15,7 +15,7 @@ from sordino import config, keys, tree
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.scaffold import Scaffold
-from sordino.fast.threads import Threads
+from sordino.fast.parallel import Threads
 from sordino.runs.simulation import simulated
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
@@ -49,7 +49,7 @@ class Drawing(Graph):
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are worth it however little there is to do."""
-    monkeypatch.setattr("sordino.fast.threads.HEAVY", 0)
+    monkeypatch.setattr("sordino.fast.parallel.HEAVY", 0)
 
 
 def test_nobody_takes_the_network_while_clients_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.privacy.noise import distributions, randomised_response
+from sordino.privacy.noise import distributions
 from sordino.privacy.noise.distributions import NoiseLaw
 from sordino.privacy.noise.sources import grid_step
+from sordino.privacy.readers import responses
 
-HALF = randomised_response.HALF
+HALF = responses.HALF
 WORDS = 1 << 64
 PRECISION = 160  # bits of e^epsilon
 Words = NDArray[np.uint64]
@@ -159,7 +160,7 @@ def changes(holds: Callable[[Words], NDArray[np.bool_]], count: int, bits: int =
 def told(index: NDArray[Any], epsilon: float, k: int, words: Words) -> NDArray[np.int64]:
     """The answers to these values with these random words."""
     source = Script(lambda place: words)
-    return np.asarray(randomised_response.respond(torch.from_numpy(index), epsilon, k, source), np.int64)
+    return np.asarray(responses.respond(torch.from_numpy(index), epsilon, k, source), np.int64)
 
 
 def response_chances(epsilon: float, k: int) -> tuple[int, list[int]]:

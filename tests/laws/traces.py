@@ -1,4 +1,4 @@
-"""A finished run's trace (`sordino.runs.trace`), and ways to stop a run in the middle, or to put it back."""
+"""A finished run's trace (`sordino.checks.trial`), and ways to stop a run in the middle, or to put it back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from sordino.checks.trial import Trace, differences
+from sordino.checks.trial import trace as whole_trace
 from sordino.config import Experiment, load
 from sordino.engine.server import FederatedServer
 from sordino.receipts import seal
@@ -19,8 +21,6 @@ from sordino.runs import rounds
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
-from sordino.runs.trace import Trace, differences
-from sordino.runs.trace import trace as whole_trace
 
 __all__ = ["Trace", "differences"]  # re-exported
 

@@ -11,7 +11,7 @@ import pytest
 
 from sordino.engine import site
 from sordino.engine.site import Site
-from sordino.fast import threads
+from sordino.fast import parallel
 from sordino.runs.play import Progress
 from sordino.runs.run import start
 from sordino.types import Terms
@@ -82,7 +82,7 @@ class Base:
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Site, "__call__", counted)
-                patch.setattr(threads, "HEAVY", 0)  # on as many threads as the case asks for, however little there is
+                patch.setattr(parallel, "HEAVY", 0)  # on as many threads as the case asks for, however little there is
                 patch.setattr(site, "LONG", 0.0)  # and from the second round on in as many processes
                 start(case.experiment(), folder, keep_old_ledger)
             self._served[case.name], self._traces[case.name] = served, trace(folder)

@@ -214,7 +214,7 @@ def test_who_has_nothing_to_learn_from_is_scored_with_the_shared_model() -> None
 
 
 def test_the_evaluator_says_the_same_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.fast.threads.HEAVY", 0)
+    monkeypatch.setattr("sordino.fast.parallel.HEAVY", 0)
     monkeypatch.setattr("sordino.metrics.evaluation.PART", 64)
     whole = simulated(config.validate({"privacy": {}, "algorithm": {"name": "fedavg"}, "engine": {"workers": 3}}))
     several = whole.evaluation().evaluator

@@ -69,7 +69,7 @@ SUMS = [
     ),
     one(
         "another model for some sites goes unnoticed",
-        "secagg/session.py",
+        "secagg/masks.py",
         "if advert.model != self.model:",
         "if False:",
         f"{MASKED}::test_another_broadcast_for_some_sites_opens_nothing",

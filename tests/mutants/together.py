@@ -57,7 +57,7 @@ TOGETHER = [
     ),
     one(
         "clients of a stack whose hidden dimension lies elsewhere",
-        "fast/for_all.py",
+        "fast/products.py",
         "one.movedim(at, 0)",
         "one",
         "tests/fast/test_products.py::test_a_rule_sees_all_clients_and_leaves_vmap_as_it_was",
@@ -114,7 +114,7 @@ TOGETHER = [
     # processes that help
     one(
         "a fork writes out what its asker tells by coefficients",
-        "fast/common_memory.py",
+        "fast/parallel.py",
         "if isinstance(leaf, Span) and leaf.index is EVERY:",
         "if False:",
         f"{FORKS}::test_forks_change_no_byte[coefficients]",
@@ -128,7 +128,7 @@ TOGETHER = [
     ),
     one(
         "answers lie where those of the unit before lay",
-        "fast/common_memory.py",
+        "fast/parallel.py",
         "if t != self._round:",
         "if True:",
         f"{FORKS}::test_what_is_said_twice_in_a_round_lies_in_two_places",

@@ -13,19 +13,10 @@ import torch
 import sordino
 from sordino import checks as check
 from sordino import config, keys
-from sordino.accounting import (
-    accountants,
-    calibrate,
-    currency,
-    events,
-    gaussian_dp,
-    pricing,
-    published,
-    thresholds,
-)
+from sordino.accounting import accountants, currency, events, gaussian_dp, pricing, published
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
-from sordino.attacks.assault import check_allowed
+from sordino.attacks.attack import check_allowed
 from sordino.budget import client_budgets
 from sordino.budget.plan import Budget
 from sordino.cli import data as data_verbs
@@ -46,6 +37,7 @@ from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import Clip, ClipLayers, Noise, Weigh
 from sordino.runs.simulation import simulated
+from sordino.sampling import by_budget
 from sordino.sampling.stragglers import Stragglers
 from sordino.types import Bound, LocalWork
 from tests.privacy.doubles import linear
@@ -192,14 +184,14 @@ CALLS: dict[str, Call] = {
     "an accountant that has no proof": Call(
         "accountant-does-not-apply", lambda: accountants.epsilon_by("gdp", events.Laplace(1.0), 1e-5, "replace")
     ),
-    "epsilon 0 in a calibration": Call("epsilon-not-positive", lambda: calibrate.classic_multiplier(0.0, 1e-5)),
+    "epsilon 0 in a calibration": Call("epsilon-not-positive", lambda: accountants.classic_multiplier(0.0, 1e-5)),
     "epsilon infinite in a calibration": Call(
-        "epsilon-not-finite", lambda: calibrate.classic_multiplier(math.inf, 1e-5)
+        "epsilon-not-finite", lambda: accountants.classic_multiplier(math.inf, 1e-5)
     ),
-    "delta 0 in a calibration": Call("delta-out-of-range", lambda: calibrate.exact_multiplier(1.0, 0.0)),
-    "no participations": Call("releases-not-positive", lambda: calibrate.exact_multiplier(1.0, 1e-5, 0)),
+    "delta 0 in a calibration": Call("delta-out-of-range", lambda: accountants.exact_multiplier(1.0, 0.0)),
+    "no participations": Call("releases-not-positive", lambda: accountants.exact_multiplier(1.0, 1e-5, 0)),
     "a budget no noise can keep": Call(
-        "budget-out-of-reach", lambda: calibrate.sampled_multiplier(1e-9, 1e-12, 0.5, 9, orders=(2, 4))
+        "budget-out-of-reach", lambda: accountants.sampled_multiplier(1e-9, 1e-12, 0.5, 9, orders=(2, 4))
     ),
     "mu negative": Call("mu-negative", lambda: gaussian_dp.epsilon_of(-1.0, 1e-5)),
     "a cost that is no number": Call("cost-nan", lambda: currency.cost([math.nan])),
@@ -242,9 +234,9 @@ CALLS: dict[str, Call] = {
     "a budget for a stranger": Call("budget-unknown-client", lambda: granted({"clients": {"7": 1.0}})),
     "budgets in a file that is not there": Call("budget-file", lambda: granted({"file": "not_there.csv"})),
     "a personal budget of 0": Call("epsilon-not-positive", lambda: granted({"linspace": [0.0, 1.0]})),
-    "a threshold among no budgets": Call("threshold-without-budgets", lambda: thresholds.threshold(np.zeros(2))),
+    "a threshold among no budgets": Call("threshold-without-budgets", lambda: by_budget.threshold(np.zeros(2))),
     "rates for more clients than there are": Call(
-        "cohort-larger-than-population", lambda: thresholds.balanced([1.0], 1e-5, 3, 2.0)
+        "cohort-larger-than-population", lambda: by_budget.balanced([1.0], 1e-5, 3, 2.0)
     ),
     "a personal clip without central noise": Call(
         "personal-clip-needs-central-noise", lambda: Uplink((Clip(1.0, personal=True), Noise()))

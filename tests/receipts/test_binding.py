@@ -24,9 +24,8 @@ from sordino.planning.agreement import Agreement
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.receipts import seal, signature
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.receipt import opened, receipt, spending
+from sordino.receipts.receipt import lifetime, opened, receipt, spending
 from sordino.receipts.verify import examine, verify
-from sordino.runs.lifetime import lifetime
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
 from tests.helpers.command_line import Said
@@ -372,7 +371,7 @@ def test_answers_of_two_runs_are_two_draws(tmp_path: Path) -> None:
     alone = pixel(json.loads((tmp_path / "one" / "privacy.json").read_text())["guarantees"])
     assert pixel(lifetime(tmp_path / "shared.sqlite").to_json()["guarantees"]) == pytest.approx(2 * alone, rel=1e-3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sordino.runs.lifetime.of_a_run", lambda text, run: text)
+        patch.setattr("sordino.receipts.receipt.of_a_run", lambda text, run: text)
         assert pixel(lifetime(tmp_path / "shared.sqlite").to_json()["guarantees"]) == pytest.approx(alone, rel=1e-3)
 
 

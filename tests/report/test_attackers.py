@@ -13,7 +13,7 @@ import pytest
 
 import sordino
 from sordino import config
-from sordino.attacks.assault import assault
+from sordino.attacks.attack import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.reconstruction import row
 from sordino.audits import replay

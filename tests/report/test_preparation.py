@@ -23,9 +23,22 @@ from safetensors.torch import load_file, save
 import sordino
 from sordino import keys
 from sordino.engine import checkpoint
-from sordino.metrics import preparation_cost
-from sordino.metrics.measures import at_bytes, bytes_to, curve, flops_until, rounds_to, traffic
-from sordino.metrics.preparation_cost import PlainRound, Target, before, charged, in_front, messages, targets
+from sordino.metrics import measures
+from sordino.metrics.measures import (
+    PlainRound,
+    Target,
+    at_bytes,
+    before,
+    bytes_to,
+    charged,
+    curve,
+    flops_until,
+    in_front,
+    messages,
+    rounds_to,
+    targets,
+    traffic,
+)
 from sordino.metrics.rows import RoundLine
 from sordino.receipts.folder import RunFolder
 from sordino.report.run_facts import gather
@@ -228,7 +241,7 @@ def test_round_zero_is_in_front_of_every_sum() -> None:
 
 def test_a_target_with_the_preparation_and_one_that_is_not_reached() -> None:
     rows = run(0.35, 0.62, 0.4)
-    assert targets(rows) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7][-preparation_cost.SHOWN - 1 :]
+    assert targets(rows) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7][-measures.SHOWN - 1 :]
     assert targets(run(None)) == []
     said = {row.target: row for row in charged(ROWS, rows, PlainRound(5, 2), None).targets}
     assert said[0.3].to_json() == {

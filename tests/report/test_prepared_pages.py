@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sordino.metrics.measures import flops_until, traffic
-from sordino.metrics.preparation_cost import in_front
+from sordino.metrics.measures import flops_until, in_front, traffic
 from sordino.receipts.folder import RunFolder
 from sordino.report import figures
 from sordino.report.comparison_page import gather as page_of

@@ -21,7 +21,7 @@ ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "
 # declare, rows of metrics.jsonl
 FILES = {
     "data/label_kinds.py",
-    *(f"fast/{name}.py" for name in ("factored", "for_all", "graphs", "processor", "products")),
+    *(f"fast/{name}.py" for name in ("factored", "graphs", "processor", "products")),
     *(f"metrics/{name}.py" for name in ("rows",)),
     *(f"tasks/{name}.py" for name in ("personalise", "problems")),
 }

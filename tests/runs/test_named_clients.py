@@ -12,7 +12,7 @@ import pytest
 import sordino
 from sordino import config, keys
 from sordino.budget import client_budgets
-from sordino.data.table_overview import overview
+from sordino.data.tabular import overview
 from sordino.errors import EmptyClient, InvalidBudget
 from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.prices import check_everybody_has_data

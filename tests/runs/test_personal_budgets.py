@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from sordino import tree
-from sordino.accounting.calibrate import exact_multiplier, sampled_multiplier
+from sordino.accounting.accountants import exact_multiplier, sampled_multiplier
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import parsed
-from sordino.accounting.thresholds import LostBudget, waste, wasted
 from sordino.algorithms.dp_prox import dp_prox
 from sordino.budget.plans_by_budget import ThresholdPlan
 from sordino.errors import ConfigError, SordinoError, UnsoundGuarantee
@@ -27,6 +26,7 @@ from sordino.round import one_round
 from sordino.runs.new_folder import environment_of
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation
+from sordino.sampling.by_budget import LostBudget, waste, wasted
 from sordino.types import Grant
 from tests.helpers.personal_budgets import DELTA, GROUPS, MECHANISMS, ROBIN, made
 from tests.laws.traces import differences, finished, killed_at, trace

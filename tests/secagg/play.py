@@ -16,7 +16,7 @@ from sordino.errors import (
 from sordino.privacy.uplink.channels import Stopwatch
 from sordino.secagg.mask_protocol import Aggregator, Integers, Participant
 from sordino.secagg.masked import ClientsHere
-from sordino.secagg.session import Session
+from sordino.secagg.masks import Session
 
 MODEL, OTHER_MODEL = (hashlib.sha256(name).digest() for name in (b"model", b"another model"))
 

@@ -33,7 +33,7 @@ from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg import masks
 from sordino.secagg.mask_protocol import Aggregator, Participant
 from sordino.secagg.masked import Masks
-from sordino.secagg.session import SERVER, MessageKind, Session, two_thirds
+from sordino.secagg.masks import SERVER, MessageKind, Session, two_thirds
 from tests.secagg.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, run_round, words
 
 

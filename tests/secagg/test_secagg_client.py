@@ -18,7 +18,7 @@ from sordino.errors import (
 )
 from sordino.secagg import masks
 from sordino.secagg.mask_protocol import Aggregator, Participant
-from sordino.secagg.session import SERVER, MessageKind, Session, point
+from sordino.secagg.masks import SERVER, MessageKind, Session, point
 from tests.secagg.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, top_byte, words
 
 

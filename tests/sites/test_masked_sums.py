@@ -24,7 +24,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.secagg import masked, masks
 from sordino.secagg.mask_protocol import Aggregator
-from sordino.secagg.session import KeyAdvertisement
+from sordino.secagg.masks import KeyAdvertisement
 from sordino.sites import secure_sums
 from sordino.sites.remote_sites import RemoteSites
 from sordino.sites.secure_sums import MaskedSites

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from sordino.engine import wire
 from sordino.engine.commands import Answer, Command, Round
-from sordino.secagg import sealed, session
+from sordino.secagg import masks, sealed
 from sordino.sites import connecting, grpc_line
 from sordino.sites import grpc_server as rpc
 from sordino.sites import join as joining
@@ -148,7 +148,7 @@ def test_the_keys_of_heads_terms_and_headers_are_there() -> None:
     assert head.keys() - {"key"} == {one.name for one in fields(Heading)}
     for name in (*(one.name for one in fields(Terms)), *(one.name for one in fields(wire.Header)), "schema"):
         assert f"`{name}`" in PAGE, name
-    assert f'"{session.MAGIC.decode()}"' in PAGE
+    assert f'"{masks.MAGIC.decode()}"' in PAGE
     assert f'"{sealed.MAGIC.decode()}"' in PAGE
     for dtype in wire._DTYPES.values():
         assert f"`{dtype}`" in PAGE

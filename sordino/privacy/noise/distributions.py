@@ -241,9 +241,7 @@ class SharedGaussianNoise(GaussianNoise):
     rounding: ClassVar[float] = 0.0
     narrowest: ClassVar[float] = 0.0
 
-    @property
-    def pricing(self) -> NoisePricing:
-        return Discrete()
+    pricing = Discrete()
 
     def event(self, multiplier: float) -> events.Event:
         return events.DiscreteGaussian(multiplier)
@@ -259,9 +257,7 @@ class LaplaceNoise(IntegerNoiseLaw):
     order: ClassVar[Literal[1, 2]] = 1
     spread: ClassVar[float] = math.sqrt(2)
 
-    @property
-    def pricing(self) -> NoisePricing:
-        return Pure()
+    pricing = Pure()
 
     def event(self, multiplier: float) -> events.Event:
         return events.Laplace(multiplier)

@@ -82,13 +82,9 @@ class FunctionReader(Reader):
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return FunctionShard(self, examples, grant, task)
 
-    @property
-    def gives(self) -> Literal["rows"]:
-        return "rows"
+    gives = "rows"
 
-    @property
-    def plain(self) -> bool:
-        return True
+    plain = True
 
 
 @dataclass

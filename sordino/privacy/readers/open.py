@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NoReturn
 
-import torch
-
 from sordino import keys, tree
 from sordino.accounting.events import NonPrivate
 from sordino.fast.factored import Ready, take
 from sordino.keys import Key
-from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, halved, piles, stream, taken
+from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, gradient, halved, piles, stream, taken
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened
 from sordino.tree import Tree
@@ -142,11 +140,7 @@ class OpenBatch:
             return tree.zeros_like(params)
         if losses == task.losses:
             return task.gradient(params, *(self._ready or task.ready(*self._raw())), self._draws)
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = losses(leaves, *self._raw(), self._draws()).mean()
-        moving = bool(task.statistics)  # which no gradient reaches
-        back = torch.autograd.grad(value, list(leaves.values()), allow_unused=moving, materialize_grads=moving)
-        return dict(zip(leaves, back, strict=True))
+        return gradient(lambda leaves: losses(leaves, *self._raw(), self._draws()).mean(), params)
 
     def _raw(self) -> Examples:
         return taken(self._shard._examples, self._rows)

@@ -186,9 +186,7 @@ class UserLevel(AsPublished):
         _check_counts(batch=self.batch, horizon=1 if self.horizon is None else self.horizon)
         Clip(self.first if self.clip is None else self.clip)
 
-    @property
-    def reads_each(self) -> bool:
-        return True
+    reads_each = True
 
     def shape(self, x: Tree) -> Tree:
         return (x, torch.zeros(())) if self.learns else x

@@ -49,9 +49,7 @@ class RobustStage(Stage, ABC):
         why = "it counts the false uploads of a round"
         check_range("f of a robust sum", self.f, WHOLE, "attackers-out-of-range", why=why)
 
-    @property
-    def reads_each(self) -> bool:
-        return True
+    reads_each = True
 
     @property
     def needs(self) -> int:
@@ -112,9 +110,7 @@ class Krum(RobustStage):
 class NearestMixing(RobustStage):
     """Replaces each upload by the mean of the n - f uploads nearest to it, itself included, before another rule."""
 
-    @property
-    def ends(self) -> bool:
-        return False
+    ends = False
 
     def kept(self, rows: Rows) -> Rows:
         apart = distances(rows)
@@ -135,9 +131,7 @@ class NormBound(RobustStage):
         if self.radius is not None:
             check_range("the radius of norm_bound", self.radius, POSITIVE, "clip-not-positive")
 
-    @property
-    def ends(self) -> bool:
-        return False
+    ends = False
 
     def kept(self, rows: Rows) -> Rows:
         lengths = torch.stack([leaf.flatten(1).square().sum(1) for leaf in rows]).sum(0).sqrt()

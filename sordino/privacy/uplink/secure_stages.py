@@ -71,13 +71,9 @@ class SecureStage(Stage, ABC):
         """Uploads that are protected: "full" means all of them, "probe" one in each round."""
         return "full"
 
-    @property
-    def aggregate_only(self) -> bool:
-        return True
+    aggregate_only = True
 
-    @property
-    def takes_integers(self) -> bool:
-        return True
+    takes_integers = True
 
     @abstractmethod
     def least(self, cohort: int) -> int:

@@ -26,7 +26,7 @@ from sordino.report import frame
 from sordino.report.dashboard import page, run_state
 from sordino.report.dashboard.page import AGAIN, Cursor, Listener, cursor
 from sordino.report.dashboard.run_state import EVERY, WatchedRun
-from sordino.transport.tls import Certificates
+from sordino.transport.tls import Certificates, host_and_port
 
 TOKEN = 16  # bytes
 READERS = 64  # connections at a time
@@ -53,7 +53,7 @@ class Dashboard(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, run: WatchedRun, bind: str, tls: Certificates | None = None, token: str | None = None) -> None:
-        host, port = _parted(bind)
+        host, port = host_and_port(bind)
         check(host, run, tls is not None, token is not None)
         self.shown = WatchedRun(run.folder) if run.evaluator else run  # for metrics, which go on to others
         self.run, self.token, self.tls = run, token, None if tls is None else _context(tls)
@@ -264,15 +264,6 @@ def token_of(path: Path) -> tuple[str, bool]:
     else:
         return token, False
     raise ConfigError(f"the token in {path} cannot be used", why=why, fix=fix, code="weak-token")
-
-
-def _parted(bind: str) -> tuple[str, int]:
-    host, sign, port = bind.rpartition(":")
-    if not sign or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(
-            f"not an address: {bind!r}", fix="write HOST:PORT, for example 127.0.0.1:0", code="no-address"
-        )
-    return host.strip("[]"), int(port)
 
 
 def _is_loopback(host: str) -> bool:

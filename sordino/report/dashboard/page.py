@@ -20,7 +20,7 @@ from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import last_scored
 from sordino.metrics.rows import RoundRow, bytes_text
 from sordino.receipts.run_files import OfClient, Spending
-from sordino.report import frame, run_charts
+from sordino.report import frame, run_facts
 from sordino.report.charts import lines
 from sordino.report.dashboard.run_state import RunMoment, WatchedRun
 from sordino.report.frame import promises
@@ -103,7 +103,7 @@ def _cards(run: WatchedRun, now: RunMoment) -> Html:
         found.append(("round", f"{now.round} of {rounds}", ""))
     if last is not None and last.headline is not None:
         judged, value = last.headline
-        shown = run_charts.written(judged)(value)
+        shown = run_facts.written(judged)(value)
         found.append((f"test {judged.full}", shown, f"{last.measured}, after round {last.round}"))
     if now.spending is not None:
         row = strongest(now.spending.guarantees)
@@ -126,8 +126,8 @@ def _charts(run: WatchedRun, rows: Sequence[RoundRow]) -> Html:
     """The score and the traffic over rounds, where whoever reads the page may know them."""
     training = run.whole.phases[-1]
     model = measured_by(rows, training.algorithm, training.ways, run.run.experiment.evaluation.models)
-    traffic = run_charts.traffic(rows)
-    drawn = joined([lines(run_charts.score(model, rows)), lines(traffic) if traffic is not None else ""])
+    traffic = run_facts.traffic(rows)
+    drawn = joined([lines(run_facts.score(model, rows)), lines(traffic) if traffic is not None else ""])
     return drawn or note("There is nothing to draw yet, or nothing that may be shown.")
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sordino.data.dataset import CandidateSource
-from sordino.synthesis.public_images.biggan import BigGan
-from sordino.synthesis.public_images.diffusion import Diffusers
 from sordino.synthesis.public_images.existing import Folder, PublicSplit, SklearnDigits
+from sordino.synthesis.public_images.pretrained import BigGan, Diffusers
 from sordino.synthesis.public_images.procedural import Procedural
 from sordino.synthesis.public_images.prompts import PROMPTS, Prompts, PromptSource
 

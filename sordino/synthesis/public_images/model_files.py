@@ -81,3 +81,8 @@ def device(asked: Device) -> str:
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return asked
+
+
+def bad_model(folder: Path | str, what: str, error: Exception, fix: str) -> ConfigError:
+    why = " ".join(str(error).split())[:300]
+    return ConfigError(f"{folder} does not hold {what}", why=why, fix=fix, code="bad-model")

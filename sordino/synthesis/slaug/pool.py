@@ -138,9 +138,7 @@ class Pool(
     def tables(self, s: Pooled) -> dict[str, list[dict[str, object]]]:
         return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
 
-    @property
-    def says(self) -> PhaseMessages:
-        return PhaseMessages("a public network, to all clients", "sums of features", HANDS)
+    says = PhaseMessages("a public network, to all clients", "sums of features", HANDS)
 
     def facts(self, s: Pooled, before: Facts) -> Facts:
         return before._replace(kept=chosen(s.kept))

@@ -34,11 +34,15 @@ from sordino.synthesis.slaug.generator import (
     Anchor,
     Broadcast,
     Made,
+    Rank,
     Recipe,
     chosen,
     dimensions,
     projected_by,
+    ranked,
+    requests,
     seen,
+    skill,
 )
 from sordino.synthesis.slaug.messages import (
     Asking,
@@ -53,7 +57,6 @@ from sordino.synthesis.slaug.messages import (
     formula,
     requests_of,
 )
-from sordino.synthesis.slaug.selection import Rank, ranked, requests, skill
 from sordino.tasks.personalise import training_loss
 from sordino.types import Examples, LocalWork, Params, Received, Shard, Task
 
@@ -337,9 +340,7 @@ class Ask(
         ]
         return {"asked": asked, **self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))}
 
-    @property
-    def says(self) -> PhaseMessages:
-        return PhaseMessages("requests for prototypes", "prototypes and refusals", HANDS)
+    says = PhaseMessages("requests for prototypes", "prototypes and refusals", HANDS)
 
     def facts(self, s: Asking, before: Facts) -> Facts:
         asked = requests_of(s, before.skills)

@@ -28,7 +28,7 @@ from sordino.algorithms.local_sgd import LocalSgd, Walk
 from sordino.algorithms.optional import FitsData, FollowsPhase, Home, OwnLoss, PublicFacts, PublicTensors
 from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE
 from sordino.keys import Key
-from sordino.privacy.readers.beside_public import How
+from sordino.privacy.readers.beside_public import How, gradient
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.synthesis.generators import nets
 from sordino.synthesis.generators.nets import GeneratorShape
@@ -232,12 +232,11 @@ def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor
     """Gradient of the mean cross-entropy of public examples, without clip or noise."""
     if not len(labels):
         return tree.zeros_like(params)
-    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-    logits = task.head(leaves, task.features(leaves, public.x, None))
-    loss = torch.nn.functional.cross_entropy(logits, labels)
-    moving = bool(task.statistics)
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=moving, materialize_grads=moving)
-    return dict(zip(leaves, found, strict=True))
+
+    def loss(leaves: Params) -> Tensor:
+        return torch.nn.functional.cross_entropy(task.head(leaves, task.features(leaves, public.x, None)), labels)
+
+    return gradient(loss, params)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from sordino.accounting.accountants import best
 from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Laplace, Repeat, Response, Together
 from sordino.accounting.statement import lacking
 from sordino.privacy.noise import distributions
-from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.noise.distributions import TOTAL_VARIATION, GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import TABLE_ERROR, System, grid_step
+from sordino.privacy.readers import responses
 from sordino.privacy.uplink.privunit import FLOAT_ERROR, Cap, PureDirection, parameters
 from tests.helpers.exact_laws import (
     HALF,
@@ -106,7 +106,7 @@ RESPONSES: dict[str, Callable[[float, int], int]] = {
 
 @pytest.mark.parametrize("twin", RESPONSES)
 def test_a_response_that_is_a_little_too_true_is_caught(monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
-    monkeypatch.setattr(rr, "threshold", RESPONSES[twin])
+    monkeypatch.setattr(responses, "threshold", RESPONSES[twin])
     assert any(pairs_of_responses(epsilon, k)[1] > 1 for epsilon in (0.1, 1.0, 5.0) for k in range(2, 22))
 
 
@@ -137,7 +137,7 @@ def test_the_delta_of_many_responses_is_that_of_all_their_answers(levels: int) -
     for releases in (1, 2, 3, 4 if levels < 5 else 3):
         laws = [reduce(Law.beside, [response_law(1.0, levels, value)] * releases) for value in range(2)]
         for total in (0.0, 0.5, 1.0, 1.7, 2.0, 2.6, 3.0):
-            exact, said = float(worst(*laws, total)), rr.composed_delta(1.0, releases, total, levels)
+            exact, said = float(worst(*laws, total)), responses.composed_delta(1.0, releases, total, levels)
             assert exact <= said + 1e-15
             assert said <= exact * (1 + 1e-6) + 2e-14 * releases
 

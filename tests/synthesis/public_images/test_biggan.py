@@ -16,8 +16,8 @@ from torch import nn
 
 from sordino.data.dataset import ImageNeeds
 from sordino.errors import ConfigError, DataError
-from sordino.synthesis.public_images import SOURCES, biggan, model_files
-from sordino.synthesis.public_images.biggan import noise
+from sordino.synthesis.public_images import SOURCES, model_files, pretrained
+from sordino.synthesis.public_images.pretrained import noise
 
 SMALL = {
     "z_dim": 8, "channel_width": 8, "num_classes": 1000, "attention_layer_position": 1, "n_stats": 51,
@@ -25,12 +25,12 @@ SMALL = {
 }  # fmt: skip
 
 
-def network(seed: int = 0) -> biggan.BigGanNetwork:
+def network(seed: int = 0) -> pretrained.BigGanNetwork:
     """With random weights, moments and all."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = biggan.BigGanNetwork(
-            biggan.NetworkConfig(**{k: v for k, v in SMALL.items() if k in biggan.NetworkConfig._fields})
+        made = pretrained.BigGanNetwork(
+            pretrained.NetworkConfig(**{k: v for k, v in SMALL.items() if k in pretrained.NetworkConfig._fields})
         )  # type: ignore[arg-type]
         with torch.no_grad():
             for name, value in [*made.named_buffers(), *made.named_parameters()]:
@@ -41,7 +41,7 @@ def network(seed: int = 0) -> biggan.BigGanNetwork:
     return made.eval()
 
 
-def normed(made: biggan.BigGanNetwork) -> biggan.BigGanNetwork:
+def normed(made: pretrained.BigGanNetwork) -> pretrained.BigGanNetwork:
     """Spectral norms as torch has them: weights, and the vectors of their largest singular value, beside each other."""
     for module in list(made.generator.modules()):
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -52,12 +52,12 @@ def normed(made: biggan.BigGanNetwork) -> biggan.BigGanNetwork:
 
 
 @pytest.fixture
-def published() -> biggan.BigGanNetwork:
+def published() -> pretrained.BigGanNetwork:
     return normed(network())
 
 
 @pytest.fixture
-def folder(published: biggan.BigGanNetwork, tmp_path: Path) -> Path:
+def folder(published: pretrained.BigGanNetwork, tmp_path: Path) -> Path:
     return saved(published, tmp_path / "biggan-small")
 
 
@@ -68,10 +68,10 @@ def saved(made: nn.Module, place: Path) -> Path:
     return place
 
 
-def test_reading_works_the_spectral_norms_into_the_weights(published: biggan.BigGanNetwork, folder: Path) -> None:
+def test_reading_works_the_spectral_norms_into_the_weights(published: pretrained.BigGanNetwork, folder: Path) -> None:
     z, of = torch.randn(3, 8, generator=torch.Generator().manual_seed(2)), torch.tensor([3, 281, 999])
     with torch.no_grad():
-        expected, found = published(z, of, 0.4), biggan.load(folder)(z, of, 0.4)
+        expected, found = published(z, of, 0.4), pretrained.load(folder)(z, of, 0.4)
         without = network()(z, of, 0.4)
     assert found.shape == (3, 3, 16, 16)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -79,7 +79,7 @@ def test_reading_works_the_spectral_norms_into_the_weights(published: biggan.Big
 
 
 def test_moments_lie_between_those_of_the_nearest_truncations() -> None:
-    norm = biggan.TruncatedNorm(2, biggan.NetworkConfig(), conditional=False)
+    norm = pretrained.TruncatedNorm(2, pretrained.NetworkConfig(), conditional=False)
     norm.running_means = torch.arange(51.0)[:, None].repeat(1, 2)
     x = torch.zeros(1, 2, 1, 1)
     for truncation in (0.02, 0.25, 0.401, 1.0):
@@ -118,7 +118,7 @@ def test_candidates_come_once_and_then_from_the_cache(
     assert made.manifest["model"].startswith("biggan-small@")
     assert "GAN" in made.manifest["label"]
     assert made.manifest["duplicates"] == 0
-    monkeypatch.setattr(biggan, "load", lambda _: pytest.fail("the network was loaded"))
+    monkeypatch.setattr(pretrained, "load", lambda _: pytest.fail("the network was loaded"))
     again = SOURCES["biggan"](str(folder), batch=3, device="cpu").build(want)
     assert (again.manifest["made"], again.manifest["cached"]) == (0, 12)
     np.testing.assert_array_equal(made.x, again.x)
@@ -226,9 +226,9 @@ def test_a_folder_that_is_not_there_is_refused(path: str, wanted: Callable[..., 
 
 
 def test_every_id_of_the_package_is_an_imagenet_class(folder: Path, wanted: Callable[..., ImageNeeds]) -> None:
-    from sordino.synthesis.public_images import biggan
+    from sordino.synthesis.public_images import pretrained
 
-    known: dict[str, Any] = biggan._ids(None)
+    known: dict[str, Any] = pretrained._ids(None)
     assert all(0 <= of < 1000 for ids in known.values() for of in ids)
     assert known["cat"] == [281, 282, 283, 284, 285]
     assert known["dog"] == list(range(151, 269))

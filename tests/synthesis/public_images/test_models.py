@@ -19,7 +19,7 @@ from sordino.data.dataset import ImageNeeds
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import PROMPTS, SOURCES
 from sordino.synthesis.public_images.prompts import local
-from sordino.synthesis.public_images.prompts.dialogue import _request
+from sordino.synthesis.public_images.prompts.chat import _request
 
 pytestmark = pytest.mark.slow
 

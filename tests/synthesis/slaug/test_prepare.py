@@ -18,11 +18,10 @@ from sordino.algorithms.optional import PublicFacts
 from sordino.errors import SordinoError
 from sordino.runs.run import resume, start
 from sordino.synthesis.generators import nets
-from sordino.synthesis.slaug import selection
-from sordino.synthesis.slaug.generator import Anchor, Made, Recipe
+from sordino.synthesis.slaug import generator
+from sordino.synthesis.slaug.generator import Anchor, Made, Recipe, distances, nearest, ranked, requests, skill
 from sordino.synthesis.slaug.prepare import Ask, Asking, Prototype, Ranked, Train
 from sordino.synthesis.slaug.prepare import Up as Trained
-from sordino.synthesis.slaug.selection import distances, nearest, ranked, requests, skill
 from sordino.types import Examples, Params, Received
 from tests.laws.traces import Killed, die_after, differences, finished, trace
 from tests.synthesis.slaug.images import DOUBLE, KEY, RUN, SLAUG, World, images, task
@@ -312,4 +311,4 @@ def test_two_prototypes_of_a_class_are_merged_by_their_distances_or_their_means(
         recipe = replace(Recipe(keep=4, merge=merge), shape=nets.GeneratorShape("small", 4, 8, 8, 1))  # type: ignore[arg-type]
         found[merge] = recipe.chosen(candidates, anchors, KEY)[0].tolist()
         assert found[merge] == rows[far.argsort()[:4].sort().values].tolist()
-    assert selection.some(9, 4, KEY).unique().numel() == 4
+    assert generator.some(9, 4, KEY).unique().numel() == 4

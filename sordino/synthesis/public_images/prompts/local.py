@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.data.dataset import ImageNeeds
-from sordino.errors import COUNT, POSITIVE, ConfigError, extra
-from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
-from sordino.synthesis.public_images.prompts.dialogue import Reply, Turn, converse
+from sordino.errors import COUNT, POSITIVE, extra
+from sordino.synthesis.public_images.model_files import Device, bad_model, device, identity, model_folder
+from sordino.synthesis.public_images.prompts.chat import Reply, Turn, converse
 from sordino.synthesis.public_images.prompts.texts import Prompts, kept
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -80,12 +80,8 @@ def _load(transformers: Any, folder: str, asked: Device) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"{folder} does not hold a language model that transformers can read",
-            why=" ".join(str(error).split())[:300],
-            fix="give the folder of a causal language model saved with safetensors",
-            code="bad-model",
-        ) from None
+        fix = "give the folder of a causal language model saved with safetensors"
+        raise bad_model(folder, "a language model that transformers can read", error, fix) from None
     return tokenizer, model.to(where, torch.bfloat16 if where == "cuda" else torch.float32).eval()
 
 

@@ -15,7 +15,7 @@ from sordino.data.dataset import ImageNeeds
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import PROMPTS
 from sordino.synthesis.public_images.prompts import chosen
-from sordino.synthesis.public_images.prompts.dialogue import IDLE, Reply, Turn, converse, is_refusal, parse
+from sordino.synthesis.public_images.prompts.chat import IDLE, Reply, Turn, converse, is_refusal, parse
 from sordino.synthesis.public_images.prompts.texts import SYNONYMS
 
 CLASSES = (*SYNONYMS, "7", "pickup_truck", "non-motorized vehicle")

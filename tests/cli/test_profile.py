@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sordino.cli.bench import WAITING, Profile, reach
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Ledger
 from sordino.privacy.noise.distributions import GaussianNoise
-from sordino.runs.profile import WAITING, Profile, reach
 from sordino.tasks.supervised import Classification
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.accounting.events import amplified
-from sordino.accounting.thresholds import (
+from sordino.errors import InvalidBudget
+from sordino.sampling.by_budget import (
     LostBudget,
     included,
     threshold,
     waste,
     wasted,
 )
-from sordino.errors import InvalidBudget
 from tests.helpers.threshold_budgets import each
 
 

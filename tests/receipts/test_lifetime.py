@@ -10,7 +10,7 @@ from sordino.accounting.currency import ZCDP
 from sordino.accounting.events import Gaussian
 from sordino.accounting.notes import note
 from sordino.ledger.ledger import Each, Ledger, LedgerScope
-from sordino.runs.lifetime import ONE_ROW, lifetime
+from sordino.receipts.receipt import ONE_ROW, lifetime
 
 
 def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
