@@ -108,7 +108,7 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
     rule = {
         "pooled": "the algorithm reads examples behind noise, and clients at equal weights can share a pass",
         "stack": "the algorithm reads examples as they are, and clients of equal shape can be trained in one call; in "
-        "a hidden cohort with real noise each is trained alone",
+        "a hidden cohort, or of secret sizes, with real noise each is trained alone",
     }
     has = "this processor has" if engine.precision == "bf16" else "this processor lacks"
     why = ORDERED if asked.executor != "auto" else rule.get(engine.executor, "the algorithm asks for it")

@@ -33,7 +33,7 @@ class Invited(Fact, extra="forbid"):
     """Contents of invitation.toml, as text."""
 
     format: Format
-    run: str = Field(max_length=64)
+    run: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$")  # in the name of a folder and, before a dot, of ledger entries
     server: str  # HOST:PORT
     server_key: str = Field(pattern="^[0-9a-f]{64}$")  # Ed25519
     experiment: str  # TOML

@@ -168,6 +168,13 @@ DEPLOYED = [
         "tests/sites/test_joining.py::test_an_invitation_runs_no_code_that_its_reader_has_not_allowed",
     ),
     one(
+        "a server that names a run chooses a folder",
+        "sites/invitation.py",
+        'Field(pattern="^[A-Za-z0-9_-]{1,64}$")',
+        "Field(max_length=64)",
+        "tests/sites/test_joining.py::test_what_is_no_invitation_or_agreement_is_told",
+    ),
+    one(
         "a site scores whatever it is asked for",
         "sites/site_accounts.py",
         "        check_shared(command.ways)\n",

@@ -32,9 +32,16 @@ RECEIPTS = [
     one(
         "clients of a secret cohort share a call",
         "runs/setup.py",
-        "if self.policy.secret_cohort:",
-        "if False:",
+        "if self.policy.secret_cohort or",
+        "if",
         "tests/privacy/test_absent.py::test_in_a_secret_cohort_nobody_else_decides_how_an_upload_is_rounded",
+    ),
+    one(
+        "clients of secret sizes share a call",
+        "runs/setup.py",
+        " or (self.policy.real and not self.experiment.privacy.public_sizes):",
+        ":",
+        "tests/privacy/test_absent.py::test_a_secret_size_does_not_decide_how_the_uploads_of_others_are_rounded",
     ),
     one(
         "a list takes two spellings of a file for two files",

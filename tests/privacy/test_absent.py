@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sordino import config, tree
 from sordino.accounting.claims import Subject
@@ -18,7 +19,7 @@ from sordino.planning.prices import check_delta
 from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.round import one_round
 from sordino.runs.simulation import Simulation, simulated
-from sordino.types import Offer, Terms
+from sordino.types import Examples, Offer, Terms
 from tests.helpers.executors import Doing
 from tests.helpers.personal_budgets import GROUPS, MECHANISMS, made
 from tests.privacy.doubles import Still
@@ -165,3 +166,30 @@ def test_in_a_secret_cohort_nobody_else_decides_how_an_upload_is_rounded(noise: 
     moved = max(float((whole[k] - upload).norm()) for k, upload in fewer.items())
     assert parts.site("run").sharing == ("loop" if noise == "system" else "stack")
     assert moved == 0 if noise == "system" else moved < 0.1
+
+
+@pytest.mark.parametrize("noise", ["system", "counter"])
+def test_a_secret_size_does_not_decide_how_the_uploads_of_others_are_rounded(noise: str) -> None:
+    """The largest of nine clients loses rows: of eight that are computed in one call another one is left over, and what
+    it sends is rounded in another way (here by 1e-6 of its clip), unless each is computed alone."""
+    table = {
+        "partition": {"scheme": "iid", "clients": 9},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "dp_fedavg", "neighbours": "replace", "local_epochs": 5, "batch_size": 8, "lr": 5.0},
+        "privacy": {"epsilon": 8.0, "delta": 1e-3, "noise": noise, "public_sizes": False},
+        "engine": {"executor": "stack", "workers": 1},
+    }
+    parts = simulated(config.validate(table), b"x" * 32)
+    algorithm = parts.setup.algorithm
+    down = algorithm.broadcast(algorithm.init(parts.setup.task, parts.setup.key))
+
+    def sent(rows: int) -> dict[int, Any]:
+        site = parts.site("run")
+        site.shards = {k: Examples(*(part[: rows if k == 0 else 40] for part in site.shards[k])) for k in range(9)}
+        found = site.each(0, down, dict.fromkeys(range(9), Terms()))
+        return {k: tree.flat(tree.formed(upload)) for k, upload in found}
+
+    whole, fewer = sent(40), sent(39)
+    assert not torch.equal(whole.pop(0), fewer.pop(0))
+    assert parts.site("run").sharing == ("loop" if noise == "system" else "stack")
+    assert noise != "system" or all(torch.equal(upload, fewer[k]) for k, upload in whole.items())

@@ -158,6 +158,7 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         {**plain([], [MEDIAN]), "algorithm": {"name": "pfl_dyn"}},
     ),
     "a median over a hidden cohort": ("robust-sum-hidden-cohort", {**plain([], [MEDIAN]), "cohort": POISSON}),
+    "a flag that no noise reads": ("flags-need-both-halves", up([{"name": "flag"}, CLIP], [CENTRAL])),
     "local and central noise": ("two-noises", up([CLIP, NOISE], [CENTRAL])),
     "two local noises": ("two-noises", up([CLIP, NOISE, NOISE])),
     "laplace after an l2 clip": (

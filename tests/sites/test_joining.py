@@ -259,8 +259,10 @@ def test_an_invitation_asks_nothing_of_the_machine_that_reads_it(trial: Trial, t
 
 
 def test_what_is_no_invitation_or_agreement_is_told(trial: Trial, tmp_path: Path) -> None:
-    file = tmp_path / "it.toml"
-    for text in ("", "x", "format = 2", "[data]", (trial.place / "agreement.toml").read_text()):
+    """A run is no path, which would choose a folder here; after a dot a site did not find its rounds in its ledger."""
+    file, told = tmp_path / "it.toml", tomllib.loads((trial.place / "invitation.toml").read_text())
+    runs = [tomli_w.dumps(told | {"run": run}) for run in ("../x", "/x", "study.training", "[red]", "", "x" * 65)]
+    for text in ("", "x", "format = 2", "[data]", (trial.place / "agreement.toml").read_text(), *runs):
         file.write_text(text)
         assert refusal(asked(trial, tmp_path / "own", invitation=file)) == "no-invitation"
     good = (trial.place / "agreement.toml").read_text()

@@ -299,8 +299,8 @@ RULES: tuple[Rule[Links], ...] = (
     ),
     Rule(
         lambda links: (
-            links.per_coordinate is not None
-            and links.per_coordinate.flagged != any(isinstance(stage, Flag) for stage in links.client)
+            (links.per_coordinate is not None and links.per_coordinate.flagged)
+            != any(isinstance(stage, Flag) for stage in links.client)
         ),
         ConfigError,
         "only one half of the flags is set up",
