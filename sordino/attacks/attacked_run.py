@@ -338,7 +338,7 @@ class AttackedRun:
     # a run with malicious clients -------------------------------------------------------------------------------------
 
     @cached_property
-    def liars(self) -> frozenset[int]:
+    def malicious(self) -> frozenset[int]:
         """The malicious clients of a poisoning attack: a random share of all clients."""
         many = len(self.setup.public.sizes)
         order = keys.permutation(keys.fold(self.key, "liars"), many).tolist()
@@ -346,7 +346,7 @@ class AttackedRun:
 
     def poisoned(self, lies: Manipulations, plain: bool) -> Params:
         """The final model of the run with malicious clients; `plain`: aggregated by the plain mean."""
-        return Poisoned(self.simulation, lies, self.liars, plain, self.prepared.start).played()
+        return Poisoned(self.simulation, lies, self.malicious, plain, self.prepared.start).played()
 
     @cached_property
     def undisturbed(self) -> tuple[Params, Params]:

@@ -250,9 +250,9 @@ class Experiment(Section):
     algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
     """the training method; `module:Class` names one of your own"""
     read: Table | None = None
-    """gate 1, how client code may look at examples; none: the one of the algorithm"""
+    """the reader: how client code may use examples; none: that of the algorithm"""
     uplink: Table | list[Any] | None = None
-    """gate 2, what the server sees of uploads; none: that of the algorithm"""
+    """the uplink: what the server sees of uploads; none: that of the algorithm"""
     candidates: Table | None = None
     """images that the server draws from a public source"""
     privacy: Privacy = Privacy(epsilon=8.0)

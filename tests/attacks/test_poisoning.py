@@ -129,7 +129,7 @@ def test_harm_counts_where_the_plain_sum_suffers(value: float, control: float, v
 
 
 def test_attackers_are_a_fifth_of_the_clients() -> None:
-    assert len(tried([]).liars) == 1
+    assert len(tried([]).malicious) == 1
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class Poisoning(Attack):
         )
         found = self.untried(run, "").beside(promises=(), heads=HEADS, whole=True)
         verdict, why = self.judged(lost, measured)
-        many = f"{len(run.liars)} of {len(run.setup.public.sizes)} clients attack; "
+        many = f"{len(run.malicious)} of {len(run.setup.public.sizes)} clients attack; "
         return found.beside(verdict=verdict, why=many + why, measured=(lost, *measured))
 
     def beside(self, run: AttackedRun, own: Params, clean: Params, plain: Params) -> tuple[BesideGuess, ...]:

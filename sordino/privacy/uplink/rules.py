@@ -232,7 +232,7 @@ def _beyond_integers(links: Links) -> Stage | None:
     return next((stage for stage in stages if not stage.takes_integers), None)
 
 
-def _quiet(links: Links) -> bool:
+def _few_shares(links: Links) -> bool:
     """True if a secure sum may be decrypted or unmasked with so few shares of noise that it has too little."""
     survivors = next((stage.survivors for stage in links.client if isinstance(stage, NoiseShare)), 0)
     return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
@@ -265,7 +265,7 @@ RULES: tuple[Rule[Links], ...] = (
         "shares-need-secagg",
     ),
     Rule(
-        _quiet,
+        _few_shares,
         UnsoundGuarantee,
         "the secure sum can be opened with too few shares of noise in it",
         "with fewer shares the noise is smaller than the promise needs",
