@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from sordino import keys
-from sordino.attacks.methods.members import hits_at, separation
+from sordino.attacks.methods.members import hits_at, limits_at, separation
+from sordino.audits.lower_bounds import upper
 
 pytestmark = pytest.mark.slow  # attacks on what others published: no promise of ours stands or falls with them
 
@@ -40,6 +41,29 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     found = [separation(normal(3, i, shape=(80,)) + 1, normal(4, i, shape=(120,))) for i in range(REPEATS)]
     assert sum(not one.low <= truth <= one.high for one in found) < MISSES
     assert sum(one.high - one.low for one in found) / REPEATS < 0.2  # and they say something
+
+
+def test_an_interval_of_few_hits_counts_that_the_threshold_is_drawn_too() -> None:
+    """Members like all others, of whom 1% are above the true threshold: 99% of intervals hold that. Beyond 16 of 400
+    miss with probability 4e-6. The twin, Clopper and Pearson at the threshold that was found, says 99% and holds 90%.
+    """
+    missed = twin = 0
+    for i in range(REPEATS):
+        members, others = normal(8, i, shape=(100,)), normal(9, i, shape=(100,))
+        low, high = limits_at(members, others, 0.01, 0.01)
+        assert low <= hits_at(members, others, 0.01) <= high
+        missed += not low <= 0.01 <= high
+        hits = round(100 * hits_at(members, others, 0.01))
+        twin += not 1 - upper(100 - hits, 100, 0.005) <= 0.01 <= upper(hits, 100, 0.005)
+    assert missed <= 16 < twin
+    low, high = limits_at(2 + normal(8, shape=(4000,)), normal(9, shape=(4000,)), 0.01, 0.01)
+    assert low < float(ndtr(ndtri(0.01) + 2)) < high < low + 0.25  # and they say something
+
+
+def test_intervals_of_eight_are_those_of_eight() -> None:
+    """98.7% of 2,000 hold the truth, where normal quantiles would give 96%. More than 50 miss with probability 1e-5."""
+    found = [separation(normal(10, i, shape=(8,)), normal(11, i, shape=(8,)), 0.01) for i in range(2000)]
+    assert sum(not one.low <= 0.5 <= one.high for one in found) <= 50
 
 
 def test_scores_of_one_trial_count_together() -> None:

@@ -4,7 +4,7 @@ paper.
 The judge compares scores of members with scores of others: the area under the ROC curve with its interval (DeLong,
 DeLong and Clarke-Pearson, Biometrics 1988; of trials whose scores share a release, Obuchowski, Biometrics 1997), and
 the true positive rate at a low false positive rate, which matters for privacy (Carlini et al., S&P 2022). With few
-non-members a rate of 0.1% is indistinguishable from 0, so the interval of Clopper and Pearson is given too. The plot
+non-members a rate of 0.1% is indistinguishable from 0, so an interval is given too, which holds for few. The plot
 includes the bound that (epsilon, delta) implies: true positive rate <= e^epsilon false positive rate + delta.
 
 The canary is a white-box distinguishing game on one client's upload, which is released many times: Nasr et al., S&P
@@ -122,18 +122,32 @@ def _verdict(low: float, control: float | None, whom: str) -> tuple[Verdict, str
 
 
 def _rate(seen: MemberScores, control: MemberScores | None, alarms: float) -> BesideGuess:
-    """The true positive rate at this false positive rate (`alarms`), with its Clopper-Pearson interval."""
-    share, many = hits_at(*seen, alarms), len(seen.members)
-    hits, tail = round(share * many), (1 - LEVEL) / 2
+    """The true positive rate at this false positive rate (`alarms`), with its interval."""
+    low, high = limits_at(*seen, alarms, 1 - LEVEL)
     return BesideGuess(
         name=f"members found at {100 * alarms:g}% false alarms",
-        value=share,
+        value=hits_at(*seen, alarms),
         baseline=alarms,
         control=None if control is None else hits_at(*control, alarms),
-        low=1 - upper(many - hits, many, tail),
-        high=upper(hits, many, tail),
+        low=low,
+        high=high,
         level=LEVEL,
     )
+
+
+def limits_at(members: Tensor, others: Tensor, alarms: float, alpha: float) -> tuple[float, float]:
+    """Confidence limits for the true positive rate at the false positive rate `alarms`, wrong with probability `alpha`
+    together. A quarter of it each: is the threshold of a limit, one of `others`, on the wrong side of the true one (a
+    binomial question), and is the rate there beyond the limit of Clopper and Pearson?
+    """
+    from scipy.special import bdtr, bdtrc
+
+    ordered, rank = others.sort(descending=True).values, torch.arange(len(others))
+    sure = int((torch.from_numpy(bdtr(rank.numpy(), len(others), alarms)) <= alpha / 4).sum())
+    enough = int((torch.from_numpy(bdtrc(rank.numpy(), len(others), alarms)) > alpha / 4).sum())
+    few = int((members > ordered[sure - 1]).sum()) if sure else 0
+    most = int((members >= ordered[enough]).sum()) if enough < len(others) else len(members)
+    return 1 - upper(len(members) - few, len(members), alpha / 4), upper(most, len(members), alpha / 4)
 
 
 def roc(sides: MemberScores) -> tuple[tuple[float, float], ...]:
@@ -159,7 +173,7 @@ def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separati
     independent trials, or of [trials, members] and [trials, others] under one common threshold. `alpha`: error
     probability of the two-sided interval.
     """
-    from scipy.special import ndtri
+    from scipy.special import stdtrit
 
     above, below = _above(members, others), 1 - _above(others, members)
     auc, trials = float(above.mean()), min(len(members), len(others))
@@ -167,7 +181,7 @@ def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separati
         variance = above.var() / len(members) + below.var() / len(others)
     else:
         variance = (above.mean(1) + below.mean(1)).var() / trials
-    reach = float(-ndtri(alpha / 2)) * math.sqrt(float(variance))
+    reach = float(-stdtrit(trials - 1, alpha / 2)) * math.sqrt(float(variance))  # of few trials wider than ndtri
     if not reach > 0:  # no pair is out of order: so far none was seen in so many trials
         reach = 1 - (alpha / 2) ** (1 / trials)
     hits = tuple(hits_at(members, others, share) for share in ALARMS)
