@@ -120,8 +120,15 @@ def agree(task: Classification, dtype: torch.dtype, draws: Tensor | None, tolera
     ours, plain = ({k: v.clone().requires_grad_() for k, v in params.items()} for _ in range(2))
     z, wanted = task.features(ours, x, draws), by_autograd(task, plain, x, draws)
     assert (z.dtype, z.shape) == (dtype, wanted.shape)
-    pairs = [(z, wanted), *zip(gradients(z, ours), gradients(wanted, plain), strict=True)]
-    return all(float((a - b).detach().norm()) <= tolerance * (1 + float(b.detach().norm())) for a, b in pairs)
+    if not near(z, wanted, tolerance):
+        return False
+    # in 32 bits a unit near 0 may be on here and off there, which depends on the processor
+    allowed = max(tolerance, 0.05) if dtype == torch.float32 else tolerance
+    return all(near(a, b, allowed) for a, b in zip(gradients(z, ours), gradients(wanted, plain), strict=True))
+
+
+def near(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    return float((a - b).detach().norm()) <= tolerance * (1 + float(b.detach().norm()))
 
 
 @pytest.mark.parametrize("draws", [DRAWS, None], ids=["training", "evaluation"])
