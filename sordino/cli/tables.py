@@ -33,6 +33,8 @@ STATUS_STYLE: Mapping[Status, str] = {
     "none": "red",
 }
 
+SLACK = 1 + 1e-9  # of rounding, before a budget counts as overspent
+
 
 def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, before: RenderableType = "") -> None:
     """Print the result and the guarantees of a run. `before`: the table of its preparation, if there was one."""
@@ -92,25 +94,35 @@ def granted_text(budget: ReceiptBudget) -> str:
 
 def groups(budget: ReceiptBudget, simulated: bool) -> Table:
     """Table of personal budgets, one row for all clients with the same epsilon."""
+    title, heads, rows = group_cells(budget, simulated)
+    table = titled(title, *heads, left=0)
+    table.columns[-1].justify = "left"
+    for group, (*told, spent, status) in zip(budget.groups, rows, strict=True):
+        style = "red" if group.spent > group.granted * SLACK else STATUS_STYLE[group.status]
+        table.add_row(*told, f"[{style}]{spent}[/{style}]", status)
+    return table
+
+
+def group_cells(budget: ReceiptBudget, simulated: bool) -> tuple[str, list[str], list[list[str]]]:
+    """Title, heads and rows of a table of personal budgets, in the terminal or on a page."""
     claimed, of = any(group.claimed is not None for group in budget.groups), budget.subject
     assert of is not None
     who = f"epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta {budget.delta:g}"
     nominal = ["claimed (nominal)"] if claimed else []
-    table = titled(f"Personal budgets: {who}", "granted", "clients", "participations", *nominal, "spent", left=0)
-    table.add_column("status")
+    rows = []
     for group in budget.groups:
-        used, endless = group.participations, group.spent == math.inf
-        over = not endless and group.spent > group.granted * (1 + 1e-9)
-        style = "red" if over or endless else STATUS_STYLE[group.status]
-        table.add_row(
-            f"{group.granted:g}",
-            str(group.clients),
-            f"{used.min:g}" if used.min == used.max else f"{used.min:g} to {used.max:g}",
-            *([f"{group.claimed:.3g}"] if claimed else []),
-            f"[{style}]{epsilon_text(group.spent)}[/{style}]",
-            standing(group.status, simulated) + (", over budget" if over else ""),
+        used, over = group.participations, group.granted * SLACK < group.spent < math.inf
+        rows.append(
+            [
+                f"{group.granted:g}",
+                str(group.clients),
+                f"{used.min:g}" if used.min == used.max else f"{used.min:g} to {used.max:g}",
+                *([f"{group.claimed:.3g}"] if claimed else []),
+                epsilon_text(group.spent),
+                standing(group.status, simulated) + (", over budget" if over else ""),
+            ]
         )
-    return table
+    return f"Personal budgets: {who}", ["granted", "clients", "participations", *nominal, "spent", "status"], rows
 
 
 def results(metrics: Sequence[RoundRow]) -> Table:
@@ -238,14 +250,20 @@ def _epsilons(row: Guarantee) -> str:
     return f"nominal {epsilon_text(printed)}{more}\nholds {holds}"
 
 
+SPENT = "client", "examples", "participations", "planned", "spent", "granted"
+
+
 def spending(clients: Sequence[OfClient], currency: str) -> Table:
-    columns = "client", "examples", "participations", "planned", "spent", "granted"
-    table = titled(f"Spent, client by client, in {currency}", *columns, left=0)
+    table = titled(f"Spent, client by client, in {currency}", *SPENT, left=0)
     for row in clients:
-        granted = "unlimited" if row.granted is None else _amounts(row.granted)
-        told = ("-" if count is None else str(count) for count in (row.examples, row.participations, row.planned))
-        table.add_row(escape(row.name) or str(row.client), *told, _amounts(row.spent), granted)
+        table.add_row(escape(row.name) or str(row.client), *spent_cells(row))
     return table
+
+
+def spent_cells(row: OfClient) -> list[str]:
+    """Cells behind the client's name, in the terminal or on a page."""
+    told = ["-" if count is None else str(count) for count in (row.examples, row.participations, row.planned)]
+    return [*told, _amounts(row.spent), "unlimited" if row.granted is None else _amounts(row.granted)]
 
 
 @lru_cache

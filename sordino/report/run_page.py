@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sordino.accounting.facts import epsilon_text
+from sordino.cli.tables import SPENT, group_cells, spent_cells
 from sordino.errors import LedgerError
 from sordino.ledger.files import atomic_write
 from sordino.metrics.measures import last_scored, last_ten, scores
 from sordino.metrics.rows import bytes_text
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import bind_page
-from sordino.receipts.run_files import Between, Group
 from sordino.report import run_facts, sections
 from sordino.report.charts import Axis, bars, heat, lines, number, percent
 from sordino.report.frame import promises, self_contained, top
@@ -153,14 +153,7 @@ def _budgets(facts: RunFacts) -> list[Html]:
     budget = facts.spent.budget
     groups = () if budget is None else budget.groups
     claimed = any(group.claimed is not None for group in groups)
-    rows = [
-        (
-            facts.called(one.client),
-            *("" if count is None else f"{count:,}" for count in (one.examples, one.participations, one.planned)),
-            *(", ".join(map(number, amounts)) for amounts in (one.spent, one.granted or ())),
-        )
-        for one in facts.spent.by_client
-    ]
+    rows = [(facts.called(one.client), *spent_cells(one)) for one in facts.spent.by_client]
     about = (
         "In the publication's own count of epsilon, which proves nothing: read the table below."
         if claimed
@@ -168,36 +161,12 @@ def _budgets(facts: RunFacts) -> list[Html]:
     )
     spent = sorted(((facts.called(one.client), one.spent_share) for one in granted), key=lambda one: -one[1])
     axis = Axis(f"{len(spent)} of {facts.clients} clients, from most to least spent", percent, most=1.0)
-    columns = "client", "examples", "participations", "planned", "spent", "granted"
-    found = [bars("Spent of what each client granted", about, spent, axis, (columns, rows), limit="granted")]
-    if budget is not None and groups and (of := budget.subject) is not None:
-        caption = (
-            f"Personal budgets: epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta "
-            f"{budget.delta:g}" + ("; what the publication's count claims, and what holds" if claimed else "")
-        )
-        heads = "granted", "clients", "participations", *(("claimed (nominal)",) if claimed else ()), "spent", "status"
-        lost = [_group(group, claimed, facts.spent.simulated) for group in groups]
+    found = [bars("Spent of what each client granted", about, spent, axis, (SPENT, rows), limit="granted")]
+    if budget is not None and groups and budget.subject is not None:
+        title, heads, lost = group_cells(budget, facts.spent.simulated)
+        caption = title + ("; what the publication's count claims, and what holds" if claimed else "")
         found.append(tag("div", scrolled(caption, heads, lost, whole=True), class_="row"))
     return found
-
-
-def _group(group: Group, claimed: bool, simulated: bool) -> tuple[str | int, ...]:
-    over = ", over budget" if group.spent > group.granted * (1 + 1e-9) else ""
-    status = f"{group.status}{' (simulation)' if simulated else ''}{over}"
-    nominal = (number(group.claimed or 0.0),) if claimed else ()
-    return (
-        number(group.granted),
-        group.clients,
-        _span(group.participations),
-        *nominal,
-        epsilon_text(group.spent),
-        status,
-    )
-
-
-def _span(between: Between) -> str:
-    low, high = number(between.min), number(between.max)
-    return low if low == high else f"{low} to {high}"
 
 
 def _partition(facts: RunFacts) -> Html:
