@@ -135,8 +135,7 @@ def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
 
 def order(key: int | Sequence[int], count: int) -> NDArray[np.int64]:
     """The permutation of 0 to count - 1 for one key, or one row for each of several, in numpy alone."""
-    found: NDArray[np.int64] = np.argsort(words(key, count).view(np.int64), kind="stable")
-    return found
+    return np.argsort(words(key, count).view(np.int64), kind="stable")
 
 
 def permutation(key: Key, count: int) -> Tensor:
@@ -166,8 +165,7 @@ def generator(key: Key) -> torch.Generator:
 @cache
 def _fresh() -> NDArray[np.uint64]:
     """The state of a generator that has drawn nothing."""
-    state: NDArray[np.uint64] = torch.Generator().manual_seed(0).get_state().numpy().view(np.uint64)
-    return state
+    return torch.Generator().manual_seed(0).get_state().numpy().view(np.uint64)
 
 
 def word(key: Key) -> int:

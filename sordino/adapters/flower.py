@@ -124,8 +124,7 @@ class PrivateStrategy:
 
     def start(self, *args: Any, **settings: Any) -> Result:
         """Runs the loop of rounds of the wrapped Flower strategy."""
-        result: Result = type(self._inner).start(self, *args, **settings)
-        return result
+        return type(self._inner).start(self, *args, **settings)
 
     def summary(self) -> None:
         self._inner.summary()

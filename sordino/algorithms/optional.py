@@ -166,7 +166,6 @@ class Estimates(OptionalSide):
 
 def first_state(algorithm: Algorithm[S, Any, Any, Any], task: Task, key: Key, before: Any, home: Home) -> S:
     """The server's initial state, with or without a preparation before the training."""
-    began: S = (
+    return (
         algorithm.begin(task, key, before, home) if isinstance(algorithm, FollowsPhase) else algorithm.init(task, key)
     )
-    return began

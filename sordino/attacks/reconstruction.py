@@ -242,5 +242,4 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     (light, contrast), (ma, mb) = STEADY, means
     top = (2 * ma * mb + light) * (2 * (ab - ma * mb) + contrast)
     bottom = (ma**2 + mb**2 + light) * (aa - ma**2 + bb - mb**2 + contrast)
-    found: Tensor = (top / bottom).reshape(count, -1).mean(1)
-    return found
+    return (top / bottom).reshape(count, -1).mean(1)

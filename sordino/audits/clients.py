@@ -152,8 +152,7 @@ def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> t
     if many == 1:
         return call(source)[None]
     lanes = torch.vmap(lambda lane: call(Lanes(source, lane, many)), randomness=others)
-    seen: torch.Tensor = lanes(torch.arange(many))
-    return seen
+    return lanes(torch.arange(many))
 
 
 def pairs(stand: AttackerPosition, claim: Claim) -> list[Pair]:

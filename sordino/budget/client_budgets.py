@@ -143,8 +143,7 @@ def _listed(pairs: list[tuple[str, object]], clients: _Clients, where: str) -> F
 
 
 def _dealt(budgets: Floats, key: keys.Key) -> Floats:
-    dealt: Floats = budgets[keys.order(keys.word(key), len(budgets))]
-    return dealt
+    return budgets[keys.order(keys.word(key), len(budgets))]
 
 
 def _number(text: Any) -> float:

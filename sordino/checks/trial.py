@@ -135,8 +135,7 @@ class Scene:
         grants = [replace(self.grant(k), size=size, largest=2) for k, size in enumerate(sizes)]
         sent = {k: quiet.encode(upload, grants[k]) for k, upload in enumerate(uploads)}
         weights = [quiet.weight(size, 2) for size in sizes]
-        found: Received[Tree] = quiet.receive(sent, a.zero(self.task, down), weights, 2.0, None, Counter(1))
-        return found
+        return quiet.receive(sent, a.zero(self.task, down), weights, 2.0, None, Counter(1))
 
     def moments(self) -> Iterator[Moment]:
         """Arguments with which an algorithm's methods are tried, in two rounds in a row; the first starts from the

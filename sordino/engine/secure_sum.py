@@ -107,7 +107,4 @@ def words_of(algorithm: AnyAlgorithm, task: Task, t: int, down: Tree) -> int:
 
 def flat(upload: Tree) -> np.ndarray[Any, np.dtype[np.int64]]:
     """All integers of one upload as one vector."""
-    found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate(
-        [leaf.cpu().numpy().reshape(-1) for leaf in tree.leaves(upload)]
-    )
-    return found
+    return np.concatenate([leaf.cpu().numpy().reshape(-1) for leaf in tree.leaves(upload)])

@@ -66,8 +66,7 @@ def for_all(rule: Callable[..., Tensor], *operands: Tensor) -> Tensor:
         found = rule(clients, *wholes)
     finally:
         inside.push_dynamic_layer_stack(outer)
-    hidden: Tensor = inside._add_batch_dim(found, 0, level)
-    return hidden
+    return inside._add_batch_dim(found, 0, level)
 
 
 MOST, STEP, LEAST = 2048, 64, 32  # rows that are multiplied together: a multiple of the step, or the least

@@ -87,5 +87,4 @@ def wide(value: Matrix) -> Tensor:
     """The value as a tensor: a sum over rows computed in float64, anything else unchanged."""
     if isinstance(value, Product) and value.right is not None:
         value = RowSum(lambda left, right: left.t() @ right, value.left, value.right)
-    found: Tensor = value.wide() if isinstance(value, RowSum) else dense(value)
-    return found
+    return value.wide() if isinstance(value, RowSum) else dense(value)

@@ -46,8 +46,7 @@ class Methods:
         table, name = self.experiment.algorithm, str(self.experiment.algorithm.get("name"))
         found = own_algorithm(name) if ":" in name else algorithm_named(name)
         choices = all_algorithms() if found is None else {name: found}  # what could have been meant
-        made: AnyAlgorithm | Phased = build(table, choices, "algorithm")
-        return made
+        return build(table, choices, "algorithm")
 
     @cached_property
     def phases(self) -> tuple[AnyAlgorithm, ...]:

@@ -160,8 +160,7 @@ def _weights(key: keys.Key, place: str, *shape: int) -> Tensor:
 
 
 def _doubled(x: Tensor) -> Tensor:
-    doubled: Tensor = torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
-    return doubled
+    return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
 
 
 def _leaky(x: Tensor) -> Tensor:

@@ -194,8 +194,7 @@ class BinaryCrossEntropy(WrittenLoss):
 
 def bits(y: Tensor, many: int) -> Tensor:
     """The lowest bits of whole numbers [n] as zeros and ones [n, many], lowest bit first."""
-    found: Tensor = (y[:, None] >> torch.arange(many)) & 1
-    return found
+    return (y[:, None] >> torch.arange(many)) & 1
 
 
 def class_means(z: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -222,8 +221,7 @@ def separation(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, tem
         @ torch.nn.functional.normalize(prototypes.detach().to(z.dtype), dim=1).T
     )
     logits = (cosines / temperature).masked_fill(~known, float("-inf"))
-    found: Tensor = torch.nn.functional.cross_entropy(logits, labels)
-    return found
+    return torch.nn.functional.cross_entropy(logits, labels)
 
 
 def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float) -> Tensor:
@@ -232,8 +230,7 @@ def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float
     """
     near = torch.nn.functional.cosine_similarity(z, shared.detach(), dim=1) / temperature
     far = torch.nn.functional.cosine_similarity(z, before.detach(), dim=1) / temperature
-    found: Tensor = torch.nn.functional.softplus(far - near)
-    return found
+    return torch.nn.functional.softplus(far - near)
 
 
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -246,5 +243,4 @@ def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor
     logits = (z @ z.T / temperature).masked_fill(own, float("-inf"))
     log_odds = logits.log_softmax(1).masked_fill(own, 0.0)
     same = ((labels[:, None] == labels[None]) & ~own).to(z.dtype)
-    found: Tensor = -((log_odds * same).sum(1) / same.sum(1).clamp_min(1)).mean()
-    return found
+    return -((log_odds * same).sum(1) / same.sum(1).clamp_min(1)).mean()

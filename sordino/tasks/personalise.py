@@ -131,8 +131,7 @@ def episode_loss(task: Task, params: Params, support: Examples, query: Examples,
     logits = distances(asked, (mine.T @ held) / count.clamp_min(1)[:, None]).masked_fill(count == 0, -torch.inf)
     losses = torch.nn.functional.cross_entropy(logits, query.y, reduction="none")
     known = count[query.y] > 0
-    told: Tensor = torch.where(known, losses, 0.0).sum() / known.sum().clamp_min(1)
-    return told
+    return torch.where(known, losses, 0.0).sum() / known.sum().clamp_min(1)
 
 
 def _features(task: Task, params: Params, x: Tensor) -> Tensor:

@@ -144,8 +144,7 @@ class Supervised(NetworkOnRows, ABC):
             x = x.taken()
         if not isinstance(x, Part) and x.dtype != kind:
             x, y = x.to(kind), y.to(kind)
-        made: Params = self._chain.gradient(params, x, y, drawn, self._slope, share)
-        return made
+        return self._chain.gradient(params, x, y, drawn, self._slope, share)
 
     def _moved(self, params: Params, x: Tensor, y: Tensor, drawn: Tensor | None) -> Params:
         """The gradient of the mean loss; the pass updates the running statistics in `params`."""
@@ -347,8 +346,7 @@ class MultiLabel(Supervised):
         return torch.sigmoid(outputs.double())
 
     def truth(self, y: Tensor) -> Tensor:
-        found: Tensor = bits(y, self.labels)
-        return found
+        return bits(y, self.labels)
 
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
         outputs = self.all_outputs(params, examples.x)

@@ -81,8 +81,7 @@ class Steps:
         # the law inside a step is so nearly even that the fraction alone mostly says whether it carries
         near = np.flatnonzero(np.abs(above) < self._uneven)
         over[near] = uniform[near] < self.carry(drawn[near], fraction[near])
-        found: Floats = (drawn + over).astype(np.float64)
-        return found
+        return (drawn + over).astype(np.float64)
 
     @cached_property
     def _uneven(self) -> float:

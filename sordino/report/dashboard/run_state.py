@@ -147,8 +147,7 @@ class WatchedRun:
     @cached_property
     def clients(self) -> Sequence[SiteClient]:
         """Clients of a run between sites, from the agreement file of its folder; empty in a simulation."""
-        found: Sequence[SiteClient] = part("sites", "agreed_clients")(self.folder) if self.run.environment.site else ()
-        return found
+        return part("sites", "agreed_clients")(self.folder) if self.run.environment.site else ()
 
     @cached_property
     def spent(self) -> Spent:

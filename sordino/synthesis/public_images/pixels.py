@@ -28,8 +28,7 @@ def to_float(images: Array) -> Tensor:
 
 
 def to_bytes(images: Tensor) -> Array:
-    found: Array = (images * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous().numpy()
-    return found
+    return (images * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous().numpy()
 
 
 def recoloured(images: Tensor, channels: int) -> Tensor:
