@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from sordino.data.dataset import Dataset
 
 
-def _loader(source: str, module: str | None = None) -> Callable[..., Dataset]:
+def _loader(source: str, module: str | None = None, function: str = "load") -> Callable[..., Dataset]:
     def load(**settings: object) -> Dataset:
         with extra("data", f"data.source = {source!r}", "missing-data-extra", DataError):
             loader = import_module(f"sordino.data.{module or source}")
-        loaded: Dataset = loader.load(**settings)
+        loaded: Dataset = getattr(loader, function)(**settings)
         return loaded
 
     return load
 
 
 SOURCES: Mapping[str, Callable[..., Dataset]] = {
-    "digits": _loader("digits"),
+    "digits": _loader("digits", "built_in", "digits"),
     "folder": _loader("folder", "folders"),
     "images": _loader("images"),
     "tabular": _loader("tabular"),
-    "quadratic": _loader("quadratic"),
-    "synthetic": _loader("synthetic"),
+    "quadratic": _loader("quadratic", "built_in", "quadratic"),
+    "synthetic": _loader("synthetic", "built_in", "synthetic"),
 }

@@ -21,8 +21,8 @@ from PIL import Image
 
 from sordino import config
 from sordino.config import Experiment
+from sordino.data.built_in import digits
 from sordino.data.dataset import Split
-from sordino.data.digits import load as digits
 from sordino.receipts.signature import generate, private_key, public_key
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from sordino import branches, config
 from sordino.config import Engine
+from sordino.data.built_in import digits
 from sordino.data.dataset import Split
-from sordino.data.digits import load as digits
 from sordino.errors import (
     BackendUnavailable,
     ConfigError,

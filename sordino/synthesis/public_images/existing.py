@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from sordino import keys
-from sordino.data import digits
+from sordino.data import built_in
 from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import BELOW_ONE, NOT_NEGATIVE, ConfigError, DataError, extra
 from sordino.synthesis.public_images import pixels
@@ -80,7 +80,7 @@ class SklearnDigits:
                 fix="choose another source for these classes",
                 code="class-without-candidates",
             )
-        both = digits.load()
+        both = built_in.digits()
         x, y = (np.concatenate(parts) for parts in zip(both.train[:2], both.test[:2], strict=True))
         rows = [np.flatnonzero(y == number) for number in meant]
         images, wrong = [], []

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.svm import SVC
 
 from sordino import config
-from sordino.data import digits
+from sordino.data import built_in
 from sordino.data.dataset import Array, Candidates, CandidateSource, ImageNeeds, Split
 from sordino.errors import BackendUnavailable, ConfigError, DataError
 from sordino.synthesis.public_images import SOURCES
@@ -198,7 +198,7 @@ def test_drawn_digits_look_like_digits(wanted: Callable[..., ImageNeeds]) -> Non
     of 1e-10.
     """
     made = source("procedural", bad_fraction=0.0).build(wanted(classes=NUMBERS, per_class=60, shape=(16, 16, 1)))
-    plain = digits.load()
+    plain = built_in.digits()
     real = np.concatenate([plain.train.x, plain.test.x]), np.concatenate([plain.train.y, plain.test.y])
     framed = fit(np.pad(real[0], ((0, 0), (1, 1), (1, 1), (0, 0))), (16, 16, 1))
 
@@ -213,7 +213,7 @@ def test_drawn_digits_look_like_digits(wanted: Callable[..., ImageNeeds]) -> Non
 def test_the_bundled_digits_are_the_digits(wanted: Callable[..., ImageNeeds]) -> None:
     want = wanted(classes=NUMBERS[::-1], per_class=50, shape=(16, 16, 1))
     made = source("sklearn_digits").build(want)
-    plain = digits.load()
+    plain = built_in.digits()
     framed = np.pad(plain.test.x, ((0, 0), (2, 2), (2, 2), (0, 0)))
     like = nearest(made, fit(framed, (16, 16, 1)))
     assert np.mean(9 - like == plain.test.y) > 0.6  # names say the class, not its number

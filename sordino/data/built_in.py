@@ -1,4 +1,17 @@
-"""synthetic(alpha, beta): devices with a linear truth and inputs of their own (Li et al., MLSys 2020; after Shamir,
+"""Data sets that come with the package: handwritten digits, and two synthetic ones.
+
+Quadratic clients have a known optimum: the test bed of client drift (Karimireddy et al., ICML 2020).
+
+Client k holds f_k(w) = 1/2 sum_j a_kj (w_j - b_kj)^2. Its rows are [a_k, b_k] (width 2 dim), and the loss
+that a task must use on a row is
+
+    loss(w; row) = 0.5 * sum(a * (w - b)^2)
+
+so that the mean over a client's rows is f_k, and the mean over all rows has its minimum, coordinate by
+coordinate, at sum_k a_k b_k / sum_k a_k. The curvatures a_k differ between clients, so FedAvg's fixed
+point is another one: with many local steps it tends to mean_k b_k.
+
+synthetic(alpha, beta) has devices with a linear truth and inputs of their own (Li et al., MLSys 2020; after Shamir,
 Srebro and Zhang, ICML 2014).
 
 Device k: u_k ~ N(0, alpha), B_k ~ N(0, beta) (standard deviations, as in the authors' code); W_k and b_k ~ N(u_k, 1),
@@ -9,11 +22,59 @@ v_k = 0. Sizes are 50 + floor(LogNormal(4, 2)).
 
 from __future__ import annotations
 
+import gzip
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sordino.data.dataset import Array, Dataset, DrawnRows, Split
+from sordino.data.dataset import STRATIFIED, Array, Dataset, DrawnRows, Split, pixel_stats, stratified
+
+# digits ---------------------------------------------------------------------------------------------------------------
+
+ROW = 8 * 8 + 1  # 64 grey levels from 0 to 16, and the label
+
+
+def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+    """Handwritten digits (Alpaydin and Kaynak, UCI 1998, CC BY 4.0): 1,797 real grey 8x8 images in the package."""
+    rows = np.frombuffer(gzip.decompress(files("sordino.data").joinpath("digits.bin.gz").read_bytes()), np.uint8)
+    rows = rows.reshape(-1, ROW)
+    images = np.rint(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)  # 17 levels, spread over a byte
+    labels = rows[:, -1].astype(np.int64)
+    train, test = (Split(images[part], labels[part]) for part in stratified(labels, test_fraction, seed))
+    mean, std = pixel_stats(train.x)
+    names = tuple("0123456789")
+    return Dataset("digits", "image", 10, train, test, mean, std, names=names, taken_as_public=(STRATIFIED,))
+
+
+# quadratic ------------------------------------------------------------------------------------------------------------
+
+
+def quadratic_with_optimum(
+    clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1
+) -> tuple[Dataset, Array]:
+    """The data set and its optimum; with heterogeneity = 0 all clients have the same minimiser. The test examples
+    repeat the training examples.
+    """
+    rng = np.random.default_rng(seed)
+    curvature = rng.uniform(0.5, 2.0, (clients, dim))
+    minimiser = rng.normal(size=dim) + heterogeneity * rng.normal(size=(clients, dim))
+    rows = np.hstack([curvature, minimiser]).astype(np.float32).repeat(examples, axis=0)
+    split = Split(rows, np.zeros(len(rows), np.int64), np.arange(clients, dtype=np.int64).repeat(examples))
+
+    a, b = np.hsplit(rows.astype(np.float64), 2)  # from the stored float32, so that the optimum is that of the data
+    untouched = ((0.0,) * (2 * dim), (1.0,) * (2 * dim))  # standardising would change the problem
+    return Dataset("quadratic", "table", 0, split, split, *untouched), (a * b).sum(0) / a.sum(0)
+
+
+def quadratic(
+    clients: int = 10, dim: int = 10, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1
+) -> Dataset:
+    """The data set without its optimum, with the same return type as other loaders."""
+    return quadratic_with_optimum(clients, dim, seed, heterogeneity, examples)[0]
+
+
+# synthetic(alpha, beta) -----------------------------------------------------------------------------------------------
 
 FEATURES, CLASSES = 60, 10
 SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
@@ -39,7 +100,7 @@ def device_examples(device: TrueModel, size: int, rng: np.random.Generator) -> t
     return x, (x @ device.w + device.b).argmax(1)
 
 
-def load(
+def synthetic(
     alpha: float = 1.0,
     beta: float = 1.0,
     clients: int = 30,
