@@ -40,6 +40,13 @@ def only(finite: Tensor | None, rows: Tensor) -> Tensor:
     return torch.where(finite.reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
 
 
+def _shortened(g: Tensor, weights: Tensor) -> Tensor:
+    """g times weights, to be multiplied by inputs of any size: subnormal numbers, which have lost digits, become 0 and
+    are not rounded up.
+    """
+    return F.hardshrink(g * weights, torch.finfo(g.dtype).tiny)
+
+
 @dataclass
 class OuterProduct:
     """A linear layer on vectors: the gradient of example n is the outer product of g[n] and a[n]."""
@@ -56,7 +63,7 @@ class OuterProduct:
     def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
         # exact because a weighted sum of outer products is one matrix product, with the weights on either factor
         back = only(finite, self.g[rows])
-        g = back * weights["weight"][:, None]
+        g = _shortened(back, weights["weight"][:, None])
         weight: Any = Product(g, only(finite, self.a[rows]))
         if not self.bias:
             return {"weight": weight}
@@ -98,7 +105,7 @@ class Positions:
         if self.each is not None:
             weight = weighed(weights["weight"], only(finite, self.each[rows]).view(-1, *self.shape))
         else:
-            g = only(finite, self.g[rows]) * weights["weight"][:, None, None]
+            g = _shortened(only(finite, self.g[rows]), weights["weight"][:, None, None])
             weight = of_positions(self._products, g, only(finite, self.a[rows]))
         found = {"weight": weight}
         return found if self.bias is None else found | {"bias": weighed(weights["bias"], only(finite, self.bias[rows]))}

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys, tree
+from sordino.fast.row_sums import wide
 from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
+from sordino.privacy.readers.layer_gradients import RULES
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum
+from sordino.privacy.uplink.stages import clip_factor
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, LocalWork, Losses, NoiseSource, Params, Task
@@ -319,6 +322,21 @@ def test_large_gradients_that_cancel_move_nothing_else(layer: nn.Module, order: 
     )
     assert float(tree.norm(without, order)) > 1
     assert float(tree.norm(tree.sub(with_, without), order)) <= 0.1
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (1, 2, 16)], ids=["vectors", "positions"])
+def test_small_gradients_of_large_inputs_are_not_rounded_up(shape: tuple[int, ...]) -> None:
+    """Beside inputs of 1e37, which a server can bring about, a clipped gradient at the output is subnormal: rounded up,
+    as the twin shows, it makes 1.002 clips and more."""
+    clip, module, longest, twin = 1e-3, nn.Linear(16, 4096, bias=False), 0.0, 0.0
+    for size in torch.linspace(2e37, 8e37, 50).tolist():
+        a, g = torch.full(shape, size), torch.full((*shape[:-1], 4096), 1e-8)
+        side = RULES[nn.Linear](module, a, g)
+        weights = clip_factor(side.norms(2)["weight"], clip, torch.float32)
+        found = wide(side.weighted({"weight": weights}, None, slice(None))["weight"])
+        longest = max(longest, float(found.norm()))
+        twin = max(twin, float((g * weights).double().sum(tuple(range(1, g.dim() - 1))).norm() * 4 * size))
+    assert longest <= clip < twin / 1.002
 
 
 def test_losses_that_mix_examples_are_clipped_one_by_one() -> None:
