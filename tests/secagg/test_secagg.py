@@ -169,6 +169,13 @@ def with_model(play: Play, who: int, model: bytes) -> bytes:
     )
 
 
+def test_a_server_that_invents_all_other_clients_opens_an_upload() -> None:
+    """The limit that the module and the threat model state: members are whoever the server says they are."""
+    vectors = words(SIX, [*range(6)])
+    invented = {who: vectors[who] * 0 for who in range(1, 6)}
+    assert clear(vectors, [0]) == run_round(SIX, range(6), {0: vectors[0]} | invented).sum.tolist()
+
+
 def test_different_models_in_a_round_are_refused() -> None:
     stranger = Participant(replace(SIX, model=OTHER_MODEL), 5)
     server = Aggregator(SIX)

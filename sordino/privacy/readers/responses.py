@@ -229,6 +229,7 @@ def _wrong_type(x: Tensor, wanted: str) -> DomainError:
 
 
 LABELS = "labels are used as they are"
+AS_RESIZED = "a pixel is a value of an image as data.side leaves it: one of a larger image may be part of several"
 GIVEN = "the label is given, and how many images a client holds is public"
 
 
@@ -292,7 +293,7 @@ class Responses(Open):
         value = Response(self.each, self.levels)
         image: Event = Repeat(value, self._values)
         made = (
-            Claim.to_everyone("pixel", "replace", self._drawn("value", value), "proved", ()),
+            Claim.to_everyone("pixel", "replace", self._drawn("value", value), "proved", (AS_RESIZED,)),
             Claim.to_everyone("image", "replace", self._drawn("image", image), "proved", (GIVEN,)),
             Claim.to_everyone("example", "replace", NonPrivate(LABELS), "none", (LABELS,))
             if self.label_epsilon is None

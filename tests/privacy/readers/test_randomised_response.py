@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sordino.data.reserve import area
 from sordino.errors import ConfigError, DomainError, SordinoError
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers import responses
-from sordino.types import NoiseSource
+from sordino.types import LocalWork, NoiseSource
 
 K, DRAWS = 21, 10**6
 BYTES = torch.arange(256, dtype=torch.uint8)
@@ -303,6 +304,17 @@ def test_a_picture_is_worth_thousands() -> None:
     """784 pixels at 5 each: 3,920 without a delta, 3,624 with 1e-5."""
     assert responses.composed_delta(5.0, 784, 3920.0) < 1e-10
     assert responses.composed_delta(5.0, 784, 3619.0) > 1e-5 > responses.composed_delta(5.0, 784, 3630.0)
+
+
+def test_a_pixel_is_one_of_the_image_as_it_was_resized() -> None:
+    """One pixel of 8 x 8 moves the answers of four among 5 x 5: the claim says which pixel it is about."""
+    images = (255 * np.eye(64, dtype=np.uint8)).reshape(64, 8, 8, 1)
+    small = torch.from_numpy(area(np.concatenate([images, 0 * images[:1]]), 5))
+    index = responses.levels(small).flatten(1)
+    assert int((index[:-1] != index[-1]).sum(1).max()) == 4
+    reader = responses.Responses(5.0).fitted((5, 5, 1), 10)
+    told = {claim.unit: claim.because for claim in reader.claims(LocalWork(1, None, None), 4, None)}
+    assert told["pixel"] == (responses.AS_RESIZED,)
 
 
 def test_one_value_takes_it_all_and_tiny_deltas_buy_nothing() -> None:
