@@ -134,9 +134,9 @@ class Uplink(Links):
         total, who = uploads.total, uploads.who
         for stage in () if uploads.noised else private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
-            if used is None:  # every client abstained, in a cohort everybody sees: nobody is left to protect
-                assert not who
+            if used is None and not who:  # every client abstained, in a cohort everybody sees: nobody to protect
                 continue
+            assert used is not None, "the plan prices every noise stage before a round"
             total = stage.release(total, bound, used, source)
         realised = math.fsum(weights[client] for client in who)
         if self.per_coordinate is not None and who and not uploads.noised:
