@@ -218,8 +218,8 @@ CHOICES: Mapping[str, tuple[str, str, Mapping[str, Callable[..., Any]]]] = {
     ),
     "cohort": ("name", "Who takes part in a round.", COHORTS),
     "privacy.schedule": ("name", "How a budget is spread over a client's rounds.", SCHEDULES),
-    "read": ("name", "Gate 1, for algorithms that come without one.", gates.READERS),
-    "uplink.client / uplink.server": ("name", "Gate 2: lists of stages.", gates.STAGES),
+    "read": ("name", "How client code may read examples, for algorithms that come without a reader.", gates.READERS),
+    "uplink.client / uplink.server": ("name", "What the server sees of uploads: lists of stages.", gates.STAGES),
 }
 KEYS = ("key", "type", "default", "what")
 PARAMETERS = ("name", "type", "default", "what")

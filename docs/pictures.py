@@ -214,9 +214,9 @@ def two_gates() -> str:
             yield from labelled(x, 80, width, 56, name, style=style)
             if after:
                 yield arrow(x + width + 2, 108, after[0] - 2, 108)
-        yield say(173, 158, "gate 1: bounds", "good")
+        yield say(173, 158, "gate: bounds", "good")
         yield say(173, 176, "one example", "good")
-        yield say(379, 158, "gate 2: bounds", "good")
+        yield say(379, 158, "gate: bounds", "good")
         yield say(379, 176, "one client", "good")
         yield from labelled(150, 214, 520, 40, "ledger: reserved before, recorded after, never given back")
 
