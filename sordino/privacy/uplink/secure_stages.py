@@ -35,7 +35,8 @@ HIDDEN = (
 )
 SHARED = "all clients hold one key: the server and any one client together read every upload"
 AUTHORITY = (
-    "the key service opens nothing of fewer than {least} clients; together with the server it reads every upload"
+    "the key service opens nothing of fewer than {least} clients, as the server, which follows the protocol, counts "
+    "them; together with the server it reads every upload"
 )
 MASKED = (
     "single uploads are masked: the server, which follows the protocol, opens the sum of at least {least} "
