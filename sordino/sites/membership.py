@@ -178,7 +178,7 @@ class Membership(Responder, RequestPolicy):
         return self.accounts.place
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
-        self.accounts.release(asked, bodies)
+        self.accounts.release(asked)
         assert isinstance(asked.command, Round)
         setup, many, t = self.whole.phases[asked.stage], len(asked.command.terms), asked.command.t + 1
         self.note(RunEvent(event="answered", phase=setup.phase, round=t))

@@ -168,6 +168,13 @@ DEPLOYED = [
         "tests/sites/test_joining.py::test_an_invitation_runs_no_code_that_its_reader_has_not_allowed",
     ),
     one(
+        "a site's ledger has a digest of what it sent",
+        "sites/membership.py",
+        "self.accounts.release(asked)",
+        "self.accounts.release(asked._replace(messages=bodies))",
+        "tests/sites/test_site_accounts.py::test_a_ledger_that_is_shown_does_not_tell_what_was_sent_without_noise",
+    ),
+    one(
         "a server that names a run chooses a folder",
         "sites/invitation.py",
         'Field(pattern="^[A-Za-z0-9_-]{1,64}$")',

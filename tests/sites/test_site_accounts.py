@@ -126,6 +126,22 @@ def test_a_rate_that_the_bound_is_not_for_is_refused_and_costs_nothing(
         assert server.spent() == 1
 
 
+def test_a_ledger_that_is_shown_does_not_tell_what_was_sent_without_noise(tmp_path: Path) -> None:
+    """Where the server adds the noise, an upload follows from the rows and public seeds: by its digest in the books
+    whoever knows all rows but one found the last one."""
+    told, sent = set[str | None](), set[bytes]()
+    for number in range(2):
+        with serving("central_visible", tmp_path / str(number)) as server:
+            rows = server.member.trained[server.own]
+            server.member.trained = {server.own: rows._replace(x=rows.x if number else rows.x.flip(0))}
+            answer, bodies = server.says(server.planned())
+            assert isinstance(answer, Answered), answer
+            (entry,) = server.member.accounts.training.ledger.entries()
+            told, sent = told | {entry.digest}, sent | set(bodies)
+    assert len(told) == 1
+    assert len(sent) == 2
+
+
 def test_a_budget_that_is_spent_buys_no_further_round(tmp_path: Path) -> None:
     with serving("gaussian_gdp", tmp_path) as server:
         plan, codes = server.planned(), []
