@@ -222,7 +222,7 @@ class Reader(ABC):
 
     @abstractmethod
     def offer(self) -> Offer | None:
-        """The reader's noise mechanism, for a plan to calibrate; None where it protects nobody."""
+        """The noise mechanism with which examples are read, for a plan to calibrate; None where it protects nobody."""
 
     @abstractmethod
     def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
@@ -244,17 +244,17 @@ class Reader(ABC):
         """Refuses, before anything starts, settings whose guarantee would be false."""
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Self:
-        """The same reader for examples of this shape; it refuses data that it cannot read."""
+        """A copy for examples of this shape and so many classes; refuses data that it cannot read."""
         return self
 
     @property
     def multiplier(self) -> float | None:
-        """The noise multiplier set in the reader; None where a budget decides it, or where the reader adds no noise."""
+        """The noise multiplier that the user set; None where a budget decides it, or where no noise is added."""
         return None
 
     @property
     def cut(self) -> float | None:
-        """The norm to which the reader clips what one example contributes; None where it clips nothing."""
+        """The norm to which the contribution of one example is clipped; None where nothing is clipped."""
         return None
 
     @property
@@ -271,13 +271,11 @@ class Reader(ABC):
 
     @property
     def plain(self) -> bool:
-        """True where the reader passes examples on unprotected: whoever sees an upload may learn about them."""
+        """True where client code gets examples unprotected: whoever sees an upload may learn about them."""
         return False
 
     def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
-        """A client's examples after the reader has changed them, for instance randomised; all that follows sees
-        these.
-        """
+        """A client's examples as all that follows sees them: unchanged, or randomised for local privacy."""
         return examples
 
     def stated(self, rounds: int, delta: float, records: int) -> StatedEpsilon | None:

@@ -37,7 +37,8 @@ class Currency:
         return _RULES[self.rule](map(le, total, cap))
 
     def amount(self, value: object, *, what: str) -> Amount:
-        """Validates a vector of non-negative integers of this currency, and returns it; anything else is refused."""
+        """Checks a privacy cost or budget: a vector of non-negative integers, one for each component of this currency.
+        Returns it; anything else is refused."""
         if not isinstance(value, tuple) or len(value) != len(self.parts):
             raise InvalidBudget(
                 f"{what} {value!r} is not a vector of {len(self.parts)} integers",
@@ -74,7 +75,7 @@ ZCDP = Currency("zcdp", ("rho",), "all")
 
 
 def rdp(orders: Sequence[float]) -> Currency:
-    """The currency of Rényi divergences at orders fixed in advance; a total fits if it fits at one order."""
+    """The currency that counts Rényi divergences at orders fixed in advance; a total fits if it fits at one order."""
     alphas = [float(order) for order in orders]
     rising = all(low < high for low, high in pairwise(alphas))
     if not alphas or not rising or not all(1 < alpha < math.inf for alpha in alphas):

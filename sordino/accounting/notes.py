@@ -73,9 +73,8 @@ def simulated(texts: Iterable[str]) -> bool:
 
 
 def noised(texts: Iterable[str]) -> bool:
-    """True where these ledger notes record a release with noise, of whatever proof: the status of a claim about it is
-    not "none".
-    """
+    """True where these ledger notes record a release with noise: a claim about it has a status other than "none",
+    proved or not."""
     groups = (group for text in texts for group in parsed(text).releases)
     return any(claim["status"] != "none" for group in groups for claim in group["claims"])
 

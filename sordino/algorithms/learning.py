@@ -108,6 +108,7 @@ def _around(own: AnyAlgorithm) -> AnyAlgorithm:
 
 @cache
 def _class(own: type[AnyAlgorithm]) -> type[AnyAlgorithm]:
-    """A subclass of `Adapting` and the algorithm's class, so that it has the algorithm's optional mixins."""
+    """A class for an algorithm with an adaptive uplink: a subclass of `Adapting` and of the algorithm's class, whose
+    optional features it has."""
     words = {"takes_mean": own.takes_mean, "carries_statistics": own.carries_statistics}
     return cast("type[AnyAlgorithm]", new_class(f"Adapting{own.__name__}", (Adapting, own), words))

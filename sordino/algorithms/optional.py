@@ -109,7 +109,8 @@ class RequestsClients(OptionalSide, metaclass=ABCMeta):
 
     @abstractmethod
     def requested_clients(self, s: Any) -> Sequence[int]:
-        """The clients of the next round."""
+        """The clients of the next round, chosen by the method from its server state `s`, in place of random
+        sampling."""
 
 
 class PublicTensors(OptionalSide):

@@ -49,7 +49,8 @@ class Facts(NamedTuple):
 
 
 class RunNumbers(NamedTuple):
-    """Public numbers of a run, from which a publication's formula computes its traffic."""
+    """Numbers of devices, rounds, classes and parameters, from which a publication's formula computes a run's
+    traffic."""
 
     devices: int
     chosen: int  # per round

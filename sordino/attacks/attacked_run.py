@@ -146,14 +146,14 @@ class AttackedRun:
 
     @property
     def protected(self) -> bool:
-        """True if the reader or the uplink protects data. Otherwise the run is its own control."""
+        """True if the run protects examples or uploads, by clip, noise or other steps. Otherwise the run is its own
+        control."""
         gates = self.setup.algorithm
         return not gates.read.plain or gates.uplink != unprotected(gates).uplink
 
     def beside_control(self, play: Callable[[bool], T]) -> tuple[T, T | None]:
-        """The result of an attack on the run, and on the same run without protection; None in place of the latter if
-        the method cannot run without it. `play` is called with True for the run without protection.
-        """
+        """The result of an attack on the run, and on the same run without protection; the second is None if the method
+        cannot run without it. `play` is called with True for the run without protection."""
         seen = play(False)
         if not self.protected:
             return seen, seen
@@ -211,7 +211,7 @@ class AttackedRun:
 
     @cached_property
     def seen(self) -> RecordedRound:
-        """The messages of the attacked round under the run's own reader and uplink."""
+        """The messages of the attacked round, protected as in the run."""
         return self.rounds(False, self.changed).round()
 
     @cached_property

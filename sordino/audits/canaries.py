@@ -117,11 +117,11 @@ class CanaryDirections(Canaries):
     @property
     @abstractmethod
     def order(self) -> int:
-        """Order p of the p-norm by which the reader or the uplink clips."""
+        """Order p of the p-norm by which gradients or uploads are clipped."""
 
     @abstractmethod
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
-        """The run's method with canaries planted in its reader or uplink; `sure`: every sample includes every
+        """The run's method with canaries planted among its gradients or uploads; `sure`: every sample includes every
         canary."""
 
     @abstractmethod

@@ -31,9 +31,8 @@ from sordino.types import Examples, Grant, Shard, Task
 
 @dataclass(frozen=True)
 class RecordedResponses(Responses):
-    """The run's reader for randomised response, which also records the answers for canary images. `images`: for each
-    client with canaries, how many of its last rows are canary images.
-    """
+    """Randomised response as in the run, which also records the answers for canary images. `images`: for each client
+    with canaries, how many of its last rows are canary images."""
 
     images: Mapping[int, int] = field(default_factory=dict)
     heard: list[tuple[int, Examples]] = field(default_factory=list, compare=False)

@@ -144,10 +144,8 @@ class CanaryRounds(Replay):
         return replace(self.site, algorithm=algorithm, sharing="loop")
 
     def _sent(self, t: int, gates: AnyAlgorithm, clients: RecordedCanaryClients) -> dict[int, Tree]:
-        """Uploads of all clients, where canary clients send theirs without noise by the method `gates` (whose reader
-        and uplink have all canaries present, or all absent). In a hidden cohort this includes canary clients that were
-        not sampled.
-        """
+        """Uploads of all clients, where canary clients send theirs without noise by the method `gates`, with all
+        canaries present, or all absent. In a hidden cohort this includes canary clients that were not sampled."""
         uplink, zero = gates.uplink.at(t, clients.down), gates.zero(self.simulation.setup.task, clients.down)
         owners, others = set(self._canaries.owners), clients.heard.items()
         here = owners if self._canaries.hidden else owners & set(clients.terms)

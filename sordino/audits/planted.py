@@ -56,9 +56,9 @@ def _settings(gate: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Planted(Reader):
-    """Base class of readers with canaries. `planted`: for each client the gradient vectors of its canaries, [canaries,
-    coordinates], zero for an absent canary; they replace those of its last rows or cells.
-    """
+    """Base class for reading a client's examples together with canaries. `planted`: for each client the gradient
+    vectors of its canaries, [canaries, coordinates], zero for an absent canary; they replace those of its last rows or
+    cells."""
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)
     through: Through = unchanged
@@ -79,9 +79,8 @@ class Planted(Reader):
 
 @dataclass(frozen=True)
 class PlantedReader(Planted, NoisyGradient):
-    """Reader of noised gradients in which each canary's gradient takes the place of that of one of the client's last
-    rows.
-    """
+    """Clipped and noised gradients with canaries: each canary's gradient takes the place of that of one of the client's
+    last rows."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -113,8 +112,8 @@ class PlantedShard(NoisyShard):
 
 @dataclass(frozen=True)
 class PlantedSteps(Planted, ConvexStable):
-    """Reader that noises the sum of a client's full-batch gradients (`ConvexStable`), with canaries: each moves the sum
-    as far as the proof allows a single row to."""
+    """Noised sum of a client's full-batch gradients (`ConvexStable`), with canaries: each moves the sum as far as the
+    proof allows a single row to."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -142,10 +141,9 @@ class PlantedStepShard(StableShard):
 
 @dataclass(frozen=True)
 class PlantedCells(Planted, CellGradient):
-    """Reader of episodes with canaries: they take the place of a client's last cells (fixed groups of rows), or of its
-    last rows where cells are drawn anew in every step. An episode's gradient becomes that of its first canary, if it
-    holds any.
-    """
+    """Noised gradients of episodes with canaries: they take the place of a client's last cells (fixed groups of rows),
+    or of its last rows where cells are drawn anew in every step. An episode's gradient becomes that of its first
+    canary, if it holds any."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -191,7 +189,7 @@ class PlantedEpisode(NoisyEpisode):
 
 @dataclass(frozen=True)
 class PlantedSums(Planted, ClassSums):
-    """Reader of sums per class with canaries: each canary is one row of the sum, zero outside its own class."""
+    """Noised sums per class with canaries: each canary is one row of the sum, zero outside its own class."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)

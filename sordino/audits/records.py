@@ -55,9 +55,8 @@ def fewer(reader: Attacked, work: LocalWork, size: int) -> LocalWork:
 
 
 def rows(reader: Attacked) -> int:
-    """Number of rows in the attack, enough to fill what the reader samples: whole episodes in each cell, several
-    examples in a subset.
-    """
+    """Number of rows in the attack, enough to fill every sample: whole episodes in each cell, several examples in a
+    subset."""
     if isinstance(reader, CellGradient):
         return (4 if reader.sampling == "poisson" else 8) * reader.cells
     if isinstance(reader, NoisyGradient) and reader.sampling == "fixed_subset":
@@ -101,7 +100,7 @@ def gradients(reader: NoisyGradient, work: LocalWork, client: int, multiplier: f
 
 
 def _linear(params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
-    """A loss whose gradient for example i is row i of x."""
+    """A loss whose gradient for example i is row i of x, so that the attacker chooses gradients by choosing rows."""
     return (x * params["w"]).sum(1)
 
 
@@ -149,7 +148,8 @@ def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
 
 
 def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
-    """A loss whose gradient for an episode is the sum of its rows."""
+    """A loss whose gradient for an episode is the sum of the episode's rows, so that the attacker chooses gradients by
+    choosing rows."""
     return ((support.x.sum(0) + query.x.sum(0)) * params["w"]).sum()
 
 
@@ -158,8 +158,7 @@ def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) 
 
 def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
     """Neighbours for sums per class: one attacked example of each class, present or absent. Each class has a second
-    example in the opposite direction, half as long: it would give away a reader that clips sums instead of rows.
-    """
+    example in the opposite direction, half as long, which exposes an implementation that clips sums instead of rows."""
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
     examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))
     return class_sums(reader, examples, torch.arange(ROWS), lambda x: x, Quadratic(WIDTH), multiplier)
@@ -222,9 +221,8 @@ def _opened(
 
 
 def answers(reader: Responses, unit: Unit) -> Pair:
-    """Neighbours of an image under randomised response, with many synthetic images in one release. The reader's epsilon
-    for an image stays divided among as many values as a real image has.
-    """
+    """Neighbours of an image under randomised response, with many synthetic images in one release. The epsilon for an
+    image stays divided among as many values as a real image has."""
     each = replace(reader, epsilon=reader.each, of="value", delta=0.0, side=None)
 
     def release(white: bool) -> Release:

@@ -197,7 +197,8 @@ class Replay(Rounds):
         self._stalled = False
 
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
-        """Rows of the clients, changed by `change`; a reader that prepares data prepares the changed rows."""
+        """Rows of the clients, changed by `change`; where the method randomises examples, the changed rows are
+        randomised."""
         if change is None:
             return shards
         rows, key = Changed(raw(self.simulation), change), self.simulation.setup.key
@@ -233,9 +234,8 @@ class Replay(Rounds):
 
 
 class Bare(Rounds):
-    """Rounds without protection: the method without a private reader or uplink, and without a ledger. Attacks are
-    compared with it as their control.
-    """
+    """Rounds without protection: the method without clip and noise, and without a ledger. Attacks are compared with it
+    as their control."""
 
     def __init__(
         self,
@@ -300,14 +300,13 @@ def preparation(simulation: Simulation, bare: bool) -> ReplayedPreparation:
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method without protection: its reader adds no clip or noise, and its uplink only weights uploads
-    (weights by precision are dropped, too).
-    """
+    """The same method without protection: no clip or noise on gradients, and uploads that are only weighted (but not by
+    precision)."""
     weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
     return method.behind(read=method.read if method.read.plain else Open(), uplink=Uplink(client=weights))
 
 
 def raw(simulation: Simulation) -> Shards:
-    """Rows of all clients, before a reader prepares them."""
+    """Rows of all clients, before any are randomised."""
     rows = simulation.population.shares[0]
     return Shards(simulation.population.named.train, rows, range(len(rows)))

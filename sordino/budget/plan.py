@@ -353,10 +353,11 @@ def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Bud
 def shared_currency(
     offers: Sequence[tuple[Offer, int]], portions: Sequence[float], budget: Budget, alone: bool
 ) -> Sequence[Pricing]:
-    """Pricing for each of several phases that share one budget. `offers`: the noise mechanism of each phase and its
-    number of releases. Without client or example sampling each phase is priced exactly. With sampling all are accounted
-    for as one plan, if it is fixed, equal for all clients, and `alone` on its ledger; otherwise by Renyi divergence at
-    one order."""
+    """Pricing for each of several phases that share one budget, in a measure of privacy loss that adds up over all of
+    them. `offers`: the noise mechanism of each phase and its number of releases; `portions`: the part of the budget for
+    each phase. Without client or example sampling each phase is priced exactly. With sampling their releases are
+    accounted for together, if all clients have the same budget, in equal shares for all rounds, and no other run pays
+    from the same ledger (`alone`); otherwise by Renyi divergence at one order."""
     epsilon, delta = budget.epsilon, budget.ideal
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:

@@ -1,4 +1,5 @@
-"""Checks of algorithms, models, losses and other parts of a user's own: laws that `sordino check` tries.
+"""Checks of algorithms, models, losses and other parts of a user's own: the properties, called laws, that `sordino
+check` tests.
 
 A law is a function that raises `Broken` with a reason and a fix. The first laws read the class, the next ones call its
 methods one by one, the last ones run small federations. A law is skipped if one that it depends on is broken.
@@ -101,10 +102,9 @@ def check(
     kind: str | None = None,
     inputs: tuple[int, ...] | None = None,
 ) -> Report:
-    """Try every law on the algorithm, or other part, in `file`. `words`: key=value settings of [algorithm] or [model],
-    or arguments of the part. `kind`: what a function is: loss, metric, model or trainer. `inputs`: shape of one example
-    for a model or a trainer.
-    """
+    """Tests an algorithm, or another part of the user's own, in `file`: for each property that it must have (a law),
+    whether it holds. `words`: key=value settings of [algorithm] or [model], or arguments of the part. `kind`: what a
+    function is: loss, metric, model or trainer. `inputs`: shape of one example for a model or a trainer."""
     given = tuple(words)
     _check_words(given)
     if not file.is_file() or file.suffix != ".py":

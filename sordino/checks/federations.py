@@ -1,4 +1,6 @@
-"""Laws of whole runs, about order of clients, processes, resume, ledger, receipt, learning, and a private reader."""
+"""Properties (laws) that `sordino check` tests on whole runs: order of clients, processes, resume, ledger, receipt,
+learning, and training with noised gradients.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,8 @@ def learns(trial: Trial) -> None:
 
 
 def noisy(trial: Trial) -> None:
-    """Law of a private reader: the algorithm reads as many gradients as it pays for, and the receipt verifies."""
+    """Tests an algorithm with clipped and noised gradients: it reads as many as it pays for, and the receipt
+    verifies."""
     fix = "go over shard.batches(self.work, key) once and to its end, and call grad once per batch"
     algorithm = trial.scenes[0].algorithm
     read = algorithm.read if algorithm.read.offer() is not None else NoisyGradient(1.0, **_sampling(algorithm.work))
@@ -183,7 +186,7 @@ def noisy(trial: Trial) -> None:
 
 
 def _sampling(work: LocalWork) -> Json:
-    """Sampling settings of a private reader that fit this amount of work."""
+    """Example sampling for noised gradients that fits this amount of work."""
     if work.batch_size is None:
         return {"sampling": "full"}
     if work.epochs is not None:

@@ -1,5 +1,6 @@
-"""Laws of an algorithm's class and of its methods, each called directly: arguments, results, and inputs that stay
-unchanged."""
+"""Properties (laws) that `sordino check` tests on an algorithm's class and on its methods, each called directly:
+arguments, results, and inputs that stay unchanged.
+"""
 
 from __future__ import annotations
 

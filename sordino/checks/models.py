@@ -1,4 +1,6 @@
-"""Laws of a model: properties of a network that private methods and executors assume, tested on random rows."""
+"""Properties (laws) that `sordino check` tests on a model: those of a network that private methods and executors
+assume, on random rows.
+"""
 
 from __future__ import annotations
 

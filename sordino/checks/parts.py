@@ -1,5 +1,5 @@
-"""Laws of parts other than algorithms: partitions, cohorts, sources of data, losses, metrics, callbacks, models
-and training functions.
+"""Properties (laws) that `sordino check` tests on parts other than algorithms: partitions, cohorts, sources of data,
+losses, metrics, callbacks, models and training functions.
 
 The kind of a part follows from its base class; for a function the user gives it (--kind).
 """
@@ -57,7 +57,7 @@ class PartTrial:
 
 
 class PartKind(NamedTuple):
-    """Kind of a part: its base class, the setting that selects it, and its laws."""
+    """Kind of a part: its base class, the setting that selects it, and the properties (laws) that it must have."""
 
     base: type
     setting: str

@@ -74,7 +74,7 @@ def differences(a: Trace, b: Trace) -> list[str]:
 
 
 class Broken(Exception):
-    """Exception for a broken law: the reason in one sentence, and the fix."""
+    """Exception for a property (law) that does not hold: the reason in one sentence, and the fix."""
 
     def __init__(self, why: str, fix: str) -> None:
         self.why, self.fix = why, fix

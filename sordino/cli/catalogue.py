@@ -99,9 +99,8 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check an algorithm, a model or another part of your own against the library's laws, in about ten seconds. Exit
-    code 2 if one is broken.
-    """
+    """Check an algorithm, a model or another part of your own: whether it has the properties (laws) that the library
+    relies on, in about ten seconds. Exit code 2 if one is broken."""
     from sordino.checks import check as try_all
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:

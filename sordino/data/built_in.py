@@ -109,9 +109,9 @@ def synthetic(
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Synthetic devices with models of their own. `largest` caps their sizes, which are heavy-tailed; each device holds
-    back test examples of its own.
-    """
+    """Synthetic(alpha, beta) of FedProx: invented clients, each with a model of its own that labels its examples.
+    `alpha`: how much these models differ between clients; `beta`: how much their inputs do; `iid`: the same for all.
+    `largest` caps the sizes of clients, which are heavy-tailed; each client holds back test examples of its own."""
     rng = np.random.default_rng(seed)
     sizes = 50 + rng.lognormal(4, 2, clients).astype(np.int64)
     sizes = np.minimum(sizes, largest) if largest is not None else sizes

@@ -268,7 +268,8 @@ class ImageNeeds:
 class CandidateSource(Protocol):
     @property
     def label(self) -> str:
-        """Remark about the source to print beside every result; "" for a real text-to-image model."""
+        """Warning to print beside every result: that these images are not, or not known to be, those of a text-to-image
+        model. Empty where they are."""
         ...
 
     @property

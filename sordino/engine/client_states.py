@@ -1,5 +1,5 @@
-"""Examples and states of clients, as a site keeps them: the examples without a copy, prepared by their reader; the
-states between rounds as one tensor per leaf, with a row for each client from its first round on.
+"""Examples and states of clients, as a site keeps them: the examples without a copy, randomised where the method does
+so; the states between rounds as one tensor per leaf, with a row for each client from its first round on.
 
 Clients that never took part cost no memory. Up to `BUDGET` bytes the tensors of states lie in memory; larger ones are
 memory-mapped files without a name in the run's folder: the system keeps the rows in use in memory, and drops the files
@@ -54,7 +54,7 @@ class Shards(Mapping[int, Examples]):
 
 
 class PreparedShards(Mapping[int, Examples]):
-    """Examples as the reader prepares them for training: once, and kept, or anew in every round (`reader.redraw`)."""
+    """Examples of clients for methods that randomise them before training: once, and kept, or anew in every round."""
 
     def __init__(
         self, shards: Mapping[int, Examples], reader: Reader, source: Callable[[int], NoiseSource], t: int = 0
@@ -63,7 +63,7 @@ class PreparedShards(Mapping[int, Examples]):
         self._kept: dict[int, Examples] = {}
 
     def at(self, t: int) -> PreparedShards:
-        """The clients' examples as the reader prepares them for round t."""
+        """The clients' examples as they are randomised for round t."""
         return self if self._reader.redraw == "run" else PreparedShards(self._shards, self._reader, self._source, t)
 
     def __getitem__(self, client: int) -> Examples:

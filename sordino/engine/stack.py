@@ -158,9 +158,8 @@ def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
 def together(
     algorithm: Any, task: Task, down: Tree, stack: Sequence[Member], counts: bool = False
 ) -> list[tuple[Tree, Tree]]:
-    """Upload and new state of each member, in order, from one vmapped call. `counts`: single numbers in the states may
-    differ between members.
-    """
+    """Upload and new state of each client of the stack, in order, from one vmapped call. `counts`: scalars in the
+    states, such as a count of steps, may differ between clients."""
     reader, first = algorithm.read, stack[0]
     grant = replace(first.grant, reads=reader.reads(algorithm.work, first.grant.size))
     sizes = [len(member.examples.y) for member in stack]

@@ -71,7 +71,8 @@ _PAIRS: TypeAdapter[list[tuple[StrictInt, StrictInt]]] = TypeAdapter(list[tuple[
 
 
 class PublicNumbers(AboutData):
-    """Public numbers of the clients' data, from which plans and models follow. No row is in them."""
+    """Public numbers of the clients' data, such as their sizes and the shape of an example, from which plans and models
+    follow. No row is in them."""
 
     # training examples of each client; all 1 where these numbers are not public
     sizes: Annotated[Sequence[int], PlainValidator(_unpacked), PlainSerializer(_packed)]
@@ -109,7 +110,7 @@ class PublicNumbers(AboutData):
 
 
 class Agreement(Fact, extra="forbid"):
-    """The public numbers of a run, as the file in its folder holds them."""
+    """The public numbers from which a run is planned, as agreement.json in its folder holds them."""
 
     format: Format
     dataset: str  # keyed digest

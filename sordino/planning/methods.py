@@ -50,7 +50,8 @@ class Methods:
 
     @cached_property
     def phases(self) -> tuple[AnyAlgorithm, ...]:
-        """The algorithms of all phases, each with its reader and uplink."""
+        """The algorithms of all phases, each with its clip and noise for gradients (reader) and for uploads
+        (uplink)."""
         made = self._made
         before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
         if self.experiment.read is not None or self.experiment.uplink is not None:
@@ -91,7 +92,8 @@ class Methods:
 
 
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
-    """True if the algorithm's reader passes examples on unchanged, so that reading is the same for all clients."""
+    """True if the algorithm gets examples unchanged, without clip and noise, so that reading is the same for all
+    clients."""
     return type(algorithm.read).open is Open.open
 
 

@@ -41,7 +41,7 @@ A = TypeVar("A", bound=Accounts)
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Settings and public numbers that all phases of a run share."""
+    """Settings of a run and public numbers of its clients' data, which all phases share."""
 
     experiment: Experiment
     public: PublicNumbers
@@ -74,7 +74,8 @@ class PlannedRun:
         return Budget(max(each), privacy.delta, schedule, each, lacks(max(each)))
 
     def agreement(self, dataset: str) -> Agreement:
-        """Public numbers of the run, as its folder holds them; `dataset`: the digest that identifies the data."""
+        """Content of agreement.json: sizes and names of the clients, shape of the data and length of an upload, all
+        public. `dataset`: the digest that identifies the data."""
         coordinates = {phase.phase: phase.coordinates for phase in self.phases}
         return Agreement(format=FORMAT, dataset=dataset, public=self.public, coordinates=coordinates)
 
@@ -208,7 +209,7 @@ class PlannedPhase:
 
     @cached_property
     def offers(self) -> list[tuple[Offer, float | None]]:
-        """Noise mechanisms of this phase (of its reader and its uplink), each with the multiplier that the user set
+        """Noise mechanisms of this phase (on gradients and on uploads), each with the multiplier that the user set
         (None: the budget decides)."""
         algorithm, population = self.algorithm, len(self.public.sizes)
         offers: list[tuple[Offer, float | None]] = []

@@ -180,7 +180,7 @@ class Planner:
     @cached_property
     def expected_noise(self) -> ExpectedNoise | None:
         """Noise in the mean of a cohort of the expected size; clients count as often as the plan samples them. None
-        without noise, or for a reader of unknown noise."""
+        where there is no noise, or where it is not known."""
         phase = self.phase
         plan, algorithm, slow, sizes = phase.plan, phase.algorithm, phase.experiment.stragglers, phase.public.sizes
         if plan.offer is None:
@@ -241,9 +241,8 @@ class Planner:
 
     @property
     def warnings(self) -> list[str]:
-        """A warning at the start of a run whose noise exceeds the largest possible signal. It reads public numbers only
-        and calibrates nothing new.
-        """
+        """A warning at the start of a run whose noise exceeds the largest possible signal. It reads no data and
+        calibrates nothing new."""
         if self.expected_noise is None:
             return []
         same = [way for way in self.loud_enough() if way.delta == self._delta]
@@ -268,8 +267,8 @@ class NoiseLevel(NamedTuple):
 
 @singledispatch
 def of_reader(reader: object, work: LocalWork, multiplier: float, size: int) -> NoiseLevel | None:
-    """Noise and largest signal of the sum of a round's gradients at one client, before the step size; None for a reader
-    whose noise is not known."""
+    """Noise and largest signal of the sum of a round's gradients at one client, before the step size; None where the
+    noise is not known."""
     return None
 
 

@@ -192,9 +192,8 @@ def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: flo
 
 
 def check_reads(algorithm: AnyAlgorithm) -> None:
-    """Refuses a reader that cannot give what the algorithm asks of examples: batches, episodes, sums per class
-    or rows.
-    """
+    """Refuses an algorithm that needs another use of examples (batches, episodes, sums per class or rows) than its
+    privacy mechanism gives."""
     asked = OtherReads.of(algorithm).wants
     if asked == "rows" and algorithm.read.gives != asked:
         raise UnsoundGuarantee(

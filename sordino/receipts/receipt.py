@@ -237,7 +237,8 @@ def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
 
 
 def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
-    """Privacy budget of the clients, and the share of it that is spent, in the currency that adds up over rounds."""
+    """Privacy budget of the clients, and the share of it that is spent, counted in a quantity that adds up over rounds,
+    such as rho of zCDP."""
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
         return None

@@ -62,7 +62,8 @@ class Group(Fact):
 
 
 class ReceiptBudget(Fact):
-    """Privacy budget of the clients, and the part of it that is spent, in the currency that adds up."""
+    """Privacy budget of the clients, and the share of it that is spent, counted in a quantity that adds up over
+    rounds."""
 
     epsilon: Number = Field(description="The largest epsilon that a client grants, over all rounds.")
     delta: Number = Field(description="The delta of that epsilon.")

@@ -236,7 +236,8 @@ def caption(rows: Sequence[Row]) -> str:
 
 
 def sources(rows: Sequence[Row]) -> list[str]:
-    """Remarks on the public images (candidates) that methods train on, one for each method that uses some."""
+    """Warnings about public images (candidates) that are not, or not known to be, those of a text-to-image model, one
+    for each method that trains on such."""
     return [f"{row.method}: {row.candidates}" for row in rows if row.candidates]
 
 

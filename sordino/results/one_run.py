@@ -65,7 +65,8 @@ class Result:
 
     @cached_property
     def candidates(self) -> str:
-        """Remark on public images (candidates) that the run used, to stand beside every result; else empty."""
+        """Warning to print beside every result where public images of the run (candidates) are not, or not known to be,
+        those of a text-to-image model; else empty."""
         from sordino.results.preparation_facts import label_of
 
         return label_of(self._run.experiment)

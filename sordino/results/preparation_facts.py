@@ -86,9 +86,8 @@ class Preparation(Fact):
 
 
 def label_of(experiment: Experiment) -> str:
-    """Remark about the public images that an experiment's server chooses from (its candidates), to stand beside every
-    result; empty where there are none, or where a real text-to-image model made them.
-    """
+    """Warning to print beside every result where public images of the run (candidates) are not, or not known to be,
+    those of a text-to-image model; else empty."""
     source = source_of(experiment)
     return "" if source is None else source.label
 

@@ -231,8 +231,7 @@ def check_own(data: Data, own: RowSource, classes: bool) -> None:
 
 def check_dropped(data: Data) -> None:
     """Refuses, with real noise, to leave out rows with a missing value (data.missing = "drop"): that shows in a
-    client's public size, moves other rows to other clients, or leaves a client without rows, and so without a name.
-    """
+    client's public size, moves other rows to other clients, or removes a client from the public list of names."""
     if data.source != "tabular" or data.missing != "drop":
         return
     raise UnsoundGuarantee(

@@ -187,7 +187,7 @@ class Population:
 
     @cached_property
     def public(self) -> PublicNumbers:
-        """The public numbers of these data, on which plans are based."""
+        """The public numbers of these data, such as the sizes of clients, on which plans are based."""
         data, sizes, said = self.dataset, self.sizes, self.disclosures
         check_words(self.experiment, data.columns)
         check_everybody_has_data(sizes, self.clients)

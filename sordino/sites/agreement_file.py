@@ -80,7 +80,8 @@ class SitesAgreement(Fact, extra="forbid"):
         return found
 
     def public(self, experiment: Experiment, schema: TableSchema | None) -> PublicNumbers:
-        """Public numbers of the run. Inputs are scaled by declared values: no number here is computed from rows."""
+        """Public numbers of the clients' data, such as their sizes. Inputs are scaled by declared values: no number
+        here is computed from rows."""
         data = self.data
         mean, std = declared_scale(experiment.data, data.kind, data.shape, schema, data.reach)
         return PublicNumbers(

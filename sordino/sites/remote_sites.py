@@ -132,9 +132,9 @@ class RemoteSites(Sites):
             raise KeyboardInterrupt
 
     def _asks_again(self, ticket: int, error: SordinoError) -> bool:
-        """True where a refused message is sent again: the round would otherwise end with too few clients, or the site
-        was started again since the round began. In the second case it is first shown the ledger head that it has
-        signed; if it refused that, its refusal stands."""
+        """True where a message that a site refused is sent again: because the round would otherwise end with too few
+        clients, or because the site was started again since the round began. A site that was started again is first
+        returned the ledger head that it has signed; it is not asked again right after it has refused that."""
         peer, now = self._out[ticket].peer, time.monotonic()
         if error.code == BEGIN_FIRST and not self._pauses(peer):
             if not self._begins(peer):
@@ -284,8 +284,8 @@ class RemoteSites(Sites):
         return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
     def _first_messages(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        """Messages that a site is sent before any other. They show it the newest ledger head that it has signed, in
-        case it has lost it."""
+        """Messages that a site is sent before any other. They return to it the newest ledger head that it has signed:
+        its folder may be an older copy."""
         if peer not in self.signed:
             return self.prelude
         return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]

@@ -36,8 +36,8 @@ KEEP_TO = "the server must keep to the experiment and the agreement of the invit
 
 
 class SignedHead:
-    """Newest ledger head that this side has signed. The server keeps it and has to return it to each new process before
-    it asks for anything that costs budget: the folder here may be an older copy.
+    """Newest ledger head (number and hash of the last record) that this side has signed. The server keeps it and has to
+    return it to each new process before it asks for anything that costs budget: the folder here may be an older copy.
     """
 
     def __init__(self, signer: Signer, place: Callable[[], str], check: Callable[[str], None]) -> None:
@@ -49,9 +49,9 @@ class SignedHead:
         self.behind: LedgerError | None = None  # why this folder may not go on
 
     def begin(self, returned: Sequence[bytes | memoryview]) -> None:
-        """Check the ledger heads that the server returned. A server that returns none gets the newest head with the
-        answer, and has to begin again.
-        """
+        """Checks this side's ledger against the heads that it once signed and the server now returns: a ledger behind
+        one of them is an older copy. A server that returns none is sent the newest with the answer, and has to begin
+        again."""
         try:
             for signed in returned:
                 self._check(self._signer.own(bytes(signed)).ledger)
@@ -72,9 +72,8 @@ class SignedHead:
             )
 
     def puts_right(self, error: SordinoError) -> bool:
-        """True for a refusal that ends once the server returns the newest ledger head; False once it has repeatedly not
-        done so.
-        """
+        """True for a refusal that ends once the server returns the newest signed ledger head; False once it has
+        repeatedly not done so."""
         return error.code == BEGIN_FIRST and self._unshown < 2
 
 
@@ -291,8 +290,8 @@ class SiteAccounts:
         )
 
     def _check_server(self, told: str) -> None:
-        """Refuses a server whose ledger was replaced by an older copy. The ledger only grows: it may not be shorter
-        than before, nor another one of the same length."""
+        """Refuses a server whose ledger was replaced by an older copy. `told`: number and hash of its last record; a
+        ledger only grows, so the number may not be smaller than before, nor the hash another one at the same number."""
         try:
             now = Place.parse(told)
         except ValueError:

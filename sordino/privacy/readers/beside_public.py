@@ -33,8 +33,7 @@ class BesidePublic:
 
     def joint(self, loss: EpisodeLoss, params: Params) -> Params:
         """Unprotected gradient of a loss that compares private rows with public ones: loss(params, private rows, public
-        rows, keys). Refused under a reader with noise.
-        """
+        rows, keys). Refused where gradients are noised."""
         if self._raw is None:
             raise PrivacyError(
                 "a loss that joins sealed and public examples",

@@ -92,7 +92,7 @@ class NoisyReader(Reader):
         return Offer(subject, self.mechanism, everyone_pays=False, rate=rate)
 
     def used(self, planned: float | None) -> float:
-        """The multiplier of the noise: the one set in the reader, else the planned one."""
+        """The multiplier of the noise: the one that the user set, else the planned one."""
         multiplier = self.multiplier if self.multiplier is not None else planned
         assert multiplier is not None, "the plan prices every private reader before a round"
         return multiplier
@@ -138,7 +138,7 @@ class GuardedShard(ABC, Generic[R]):
 
     @abstractmethod
     def refused(self, what: str) -> PrivacyError:
-        """The error for a use of the examples that the reader's guarantee does not cover."""
+        """The error for a use of the examples that the guarantee does not cover."""
 
     @property
     def size(self) -> int:

@@ -66,24 +66,23 @@ class Stage:
         return False
 
     def begin(self, x: Tree, model: Params) -> Tree:
-        """Public numbers with which a stage that adapts starts, from the structure of its uploads and the first
-        model.
-        """
+        """Public values with which an adaptive stage starts, such as clip radii, from the structure of its uploads and
+        the first model."""
         return ()
 
     def at(self, t: int, public: Tree) -> Stage:
-        """The stage in round t, with the public numbers of that round."""
+        """The stage in round t, with the public values of that round, such as adaptive clip radii."""
         return self
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
-        """Public numbers for the next round, from this round's release. `mean`: the noised mean before `decode`; `std`:
-        deviation of its noise per coordinate.
-        """
+        """Public values for the next round, such as adaptive clip radii, from this round's release. `mean`: the noised
+        mean before `decode`; `std`: deviation of its noise per coordinate."""
         return ()
 
 
 def check_told(t: int, what: str, told: Sequence[float], least: float, most: float) -> None:
-    """Refuses public numbers sent with the model that lie outside the range for which the bound holds."""
+    """Refuses public values of an adaptive stage, such as clip radii, that lie outside the range for which the bound
+    holds. The server sends them with the model."""
     if not all(least <= number <= most for number in told):
         raise WireError(
             f"the server sends {what} of {', '.join(f'{number:g}' for number in told)} in round {t + 1}",
@@ -97,9 +96,9 @@ def check_told(t: int, what: str, told: Sequence[float], least: float, most: flo
 class Clip(Stage):
     """A clip that scales the whole upload, all fields as one vector, into the ball of radius `radius`.
 
-    Guarantees: norm <= radius for every input and every radius above 1e-30; a non-finite upload becomes exactly zero
-    (data-independently for the rest of the round). Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the
-    upload's dtype cannot hold it; the norm is taken in float64.
+    Guarantees: norm <= radius for every input and every radius above 1e-30; a non-finite upload becomes exactly zero.
+    Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the upload's dtype cannot hold it; the norm is taken in
+    float64.
     """
 
     radius: float

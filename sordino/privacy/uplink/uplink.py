@@ -57,7 +57,7 @@ class Uplink(Links):
         return any(stage.learns for stage in self.client)
 
     def begin(self, zero: Tree, model: Params) -> tuple[Tree, ...]:
-        """The public numbers with which the stages start, in the order of the stages."""
+        """The public values (such as adaptive clip radii) with which the stages start, in the order of the stages."""
         return tuple(stage.begin(x, model) for stage, x in zip(self.client, self._looks(zero), strict=False))
 
     def at(self, t: int, down: Tree) -> Uplink:
