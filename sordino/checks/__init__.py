@@ -1,8 +1,8 @@
-"""Checks of algorithms, models, losses and other parts of a user's own: the properties, called laws, that `sordino
-check` tests.
+"""Checks of algorithms, models, losses and other parts of a user's own, by `sordino check`.
 
-A law is a function that raises `Broken` with a reason and a fix. The first laws read the class, the next ones call its
-methods one by one, the last ones run small federations. A law is skipped if one that it depends on is broken.
+A law is a property that such a part must have: a function that raises `Broken` with a reason and a fix where it does
+not hold. The first laws read the class, the next ones call its methods one by one, the last ones run small federations.
+A law is skipped if one that it depends on is broken.
 """
 
 from __future__ import annotations
