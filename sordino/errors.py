@@ -100,9 +100,9 @@ class PrivacyError(SordinoError):
 
 
 class UnsoundGuarantee(PrivacyError):
-    """A setting whose guarantee would be false, refused before anything starts: by the constructor of a reader or a
-    stage, by a reader's `check`, by the plan of a phase (`planning/phase.py`, `planning/prices.py`), or by a site.
-    """
+    """A setting whose guarantee would be false, refused before anything starts: by the constructor or the `check` of a
+    privacy mechanism (a reader or a stage of the uplink), by the plan of a phase (`planning/phase.py`,
+    `planning/prices.py`), or by a site."""
 
 
 class InvalidBudget(PrivacyError):

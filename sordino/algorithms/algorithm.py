@@ -133,7 +133,8 @@ AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 
 
 def own_algorithm(path: str) -> type[AnyAlgorithm]:
-    """A user's own algorithm, given as `module:Class`; it passes the same reader and uplink as the library's."""
+    """A user's own algorithm, given as `module:Class`; its gradients and uploads are clipped and noised like those of
+    the library's."""
     made = user_code.load(path, "algorithm")
     fix = "write a subclass of an algorithm that exists, as FedProx does with FedAvg, or write all of its methods"
     if not (isinstance(made, type) and issubclass(made, Algorithm)):

@@ -117,11 +117,13 @@ class PublicTensors(OptionalSide):
     """A method that sends the same tensors to all clients once, before the first round."""
 
     def public_tensors(self, before: Any, home: Home) -> Params | None:
-        """The tensors, made from the final state of a preparation; None for nothing."""
+        """Tensors that every client is sent before the first round, made from the final state of a preparation; None
+        for none."""
         return None
 
     def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples | None:
-        """Examples that a client with `size` examples makes from the tensors, once; None for none."""
+        """Public examples that a client with `size` examples makes once from these tensors, such as images of a
+        generator; None for none."""
         return None
 
 

@@ -50,7 +50,7 @@ def pdp_prox(
 
 
 def _gates(mechanism: Mechanism, clip: float, neighbours: Neighbours | None, weights: Weights, literal: bool) -> Uplink:
-    """The uplink of a mechanism; comments name the cohorts that fit each one."""
+    """The uplink (clip, weights and noise) of a mechanism; comments name the cohorts that fit each one."""
 
     def noise(usual: Neighbours, louder: float = 1.0) -> Noise:
         return Noise(GaussianNoise(), neighbours or usual, louder=louder)

@@ -152,8 +152,8 @@ class AttackedRun:
         return not gates.read.plain or gates.uplink != unprotected(gates).uplink
 
     def beside_control(self, play: Callable[[bool], T]) -> tuple[T, T | None]:
-        """The result of an attack on the run, and on the same run without protection; the second is None if the method
-        cannot run without it. `play` is called with True for the run without protection."""
+        """The result of an attack on the run, and on the same run without protection (None if the method cannot run
+        without it). `play` is called with True for the run without protection."""
         seen = play(False)
         if not self.protected:
             return seen, seen

@@ -139,7 +139,7 @@ def judge(facts: MachineFacts) -> Iterator[Finding]:
 
 def engine(facts: MachineFacts, clients: int) -> dict[str, Any]:
     """The [engine] table for this machine. `auto` computes clients of one process in shared forward and backward passes
-    wherever their readers allow it."""
+    wherever their method allows it."""
     return {
         "executor": "auto",
         "precision": "bf16" if facts.bf16 else "fp32",

@@ -321,8 +321,9 @@ def _model(made: Callable[..., object]) -> type[BaseModel]:
 
 @lru_cache(maxsize=256)
 def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
-    """The parameters of a class or function that a table may set: name -> (type, default). Left out are reader and
-    uplink, which have tables of their own, and names that begin with `_`, which the engine sets."""
+    """The parameters of a class or function that a table may set: name -> (type, default). Left out are the reader and
+    the uplink of an algorithm, which [read] and [uplink] choose, and names that begin with `_`, which the engine sets.
+    """
     # a class that is no dataclass has its type hints in the constructor
     written = inspect.isclass(made) and inspect.isfunction(made.__init__) and not dataclasses.is_dataclass(made)
     hints = get_type_hints(made, include_extras=True)

@@ -53,9 +53,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 def quadratic_with_optimum(
     clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1
 ) -> tuple[Dataset, Array]:
-    """The data set and its optimum; with heterogeneity = 0 all clients have the same minimiser. The test examples
-    repeat the training examples.
-    """
+    """Random quadratic losses, one for each client, and the optimum of their sum; with heterogeneity = 0 all have the
+    same minimiser. The test examples repeat the training examples."""
     rng = np.random.default_rng(seed)
     curvature = rng.uniform(0.5, 2.0, (clients, dim))
     minimiser = rng.normal(size=dim) + heterogeneity * rng.normal(size=(clients, dim))
@@ -70,7 +69,7 @@ def quadratic_with_optimum(
 def quadratic(
     clients: int = 10, dim: int = 10, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1
 ) -> Dataset:
-    """The data set without its optimum, with the same return type as other loaders."""
+    """Random quadratic losses, one for each client, whose optimum is known in closed form: for tests of optimisers."""
     return quadratic_with_optimum(clients, dim, seed, heterogeneity, examples)[0]
 
 

@@ -127,7 +127,8 @@ def _pack(header: dict[str, object]) -> bytes:
 
 
 def write(path: Path, labels: Array, batches: Iterable[PixelBatch]) -> None:
-    """Streams the batches to a temporary file and moves it to `path`, so that readers see the complete file or none."""
+    """Streams the batches to a temporary file and moves it to `path`, so that other processes see the complete file or
+    none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)

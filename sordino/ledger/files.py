@@ -48,9 +48,8 @@ def waiting_for_files(do: Callable[P, T]) -> Callable[P, T]:
 
 @waiting_for_files
 def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
-    """Replaces the file's content durably and atomically: readers and crashes see all old or all new. `private`: only
-    the owner may read it.
-    """
+    """Replaces the file's content durably and atomically: other processes, and this one after a crash, see all old or
+    all new. `private`: only the owner may read it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
     with disk_told(path):
         try:

@@ -107,7 +107,7 @@ class Answer(PlanRow):
 
 
 def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: object) -> Question:
-    """A question in numbers, with either a budget epsilon, or a noise multiplier from which epsilon is computed."""
+    """A plan to compute from numbers: the noise for a budget epsilon, or epsilon for a noise multiplier."""
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
             "both epsilon and a noise multiplier" if epsilon is not None else "neither epsilon nor a noise multiplier",

@@ -105,6 +105,6 @@ def look(i: int | None) -> dict[str, str]:
 
 
 def css() -> str:
-    """CSS custom properties of the light and the dark theme; the reader's system chooses one."""
+    """CSS custom properties of the light and the dark theme; the system of whoever looks chooses one."""
     light, dark = ("".join(f"--{name}: {value}; " for name, value in theme.items()) for theme in (LIGHT, DARK))
     return f":root {{ color-scheme: light dark; {light}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}"

@@ -249,9 +249,8 @@ def _picture(rows: Sequence[PictureRow]) -> Html:
 
 
 def roc(found: Roc, simulated: bool) -> Lines:
-    """ROC curve of an attack on membership: true over false positive rate, the latter on a logarithmic axis, with the
-    bound that the guarantee implies.
-    """
+    """ROC curve of an attack on membership: true positive rate over false positive rate (logarithmic), with the bound
+    that the guarantee implies."""
     alarms, bound = np.geomspace(LEAST, 1, 60).tolist(), found.bound
     # hits at fewer false alarms than the axis shows stand at its beginning
     curves = [("reached", [(max(at, LEAST), hits) for at, hits in found.points])]

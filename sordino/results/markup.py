@@ -97,7 +97,7 @@ def scrolled(
 
 
 def folded(title: str, *inside: str) -> Html:
-    """A part of a page that a reader can fold. A script folds it at first; without scripts nothing is hidden."""
+    """A part of a page that can be folded. A script folds it at first; without scripts nothing is hidden."""
     return tag("details", tag("summary", title), *inside, open="")
 
 

@@ -37,7 +37,7 @@ class Cohort(ABC):
 
     @abstractmethod
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
-        """The clients of this round."""
+        """Draws the clients of a round: their numbers below `population`."""
 
     @abstractmethod
     def participations(self, rounds: int, population: int) -> Sequence[int]:

@@ -1,5 +1,5 @@
-"""Checks that a network keeps no state from one pass to the next except its parameters. A private reader requires this:
-state kept from one example would enter the gradients of later ones, past every clip.
+"""Checks that a network keeps no state from one pass to the next except its parameters. Per-example clipping requires
+this: state kept from one example would enter the gradients of later ones, past every clip.
 
 In methods without a guarantee running statistics may be kept: they are named fields of the model.
 

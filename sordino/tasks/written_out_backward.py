@@ -292,8 +292,8 @@ class Chain:
         """The chain of a network. None where the network is not a chain of known layers that ends in a linear one,
         each used once with parameters of its own.
 
-        No link mixes examples, on which private readers rely. `shape` is that of one example; it tells a batch of
-        planes from the channels of one image.
+        No link mixes examples, on which per-example clipping relies. `shape` is that of one example; it tells a batch
+        of planes from the channels of one image.
         """
         if type(net) is not nn.Sequential or (len(shape) != 3 and any(isinstance(m, nn.Conv2d) for m in net)):
             return None

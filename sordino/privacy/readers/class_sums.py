@@ -36,9 +36,8 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
 
 @dataclass(frozen=True)
 class ClassSums(ClippedReader):
-    """A reader that gives noised sums per class of a clipped statistic. clip: largest norm of one example's statistic.
-    count: weight of one example in the counts, relative to that norm; at 0 examples are not counted, and counts are
-    nan.
+    """Noised sums per class of a clipped statistic. clip: largest norm of one example's statistic. count: weight of one
+    example in the counts, relative to that norm; at 0 examples are not counted, and counts are nan.
 
     Guarantees: the Gaussian event at the multiplier, for one example that is counted or not (zero_out), against every
     adversary who sees what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count

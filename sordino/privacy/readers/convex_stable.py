@@ -33,8 +33,8 @@ ROUNDING = 1e-9  # most that float64 may change a gradient of a step from there,
 
 @dataclass(frozen=True)
 class ConvexStable(NoisyReader):
-    """A reader that gives one batch per round, whose gradient is the noised sum of the gradients along all steps of the
-    round. One step of `lr` along this sum equals all steps of the round together.
+    """Noised sum of the gradients along all full-batch steps of a round, given as the gradient of a single batch. One
+    step of `lr` along this sum equals all steps of the round together.
 
     Requires: the `logistic` model with the same `radius`, the task's own losses, full batches, lr <= 4/radius^2.
     Guarantees: one Gaussian event per round, for one example, replace; client code sees nothing else.

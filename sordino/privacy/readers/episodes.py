@@ -1,5 +1,5 @@
 """Episodes: a loss over two sets of examples at once, such as queries against prototypes. It has no gradient of a
-single example, so it needs its own readers.
+single example to clip, so it is clipped and noised here.
 
 `draw` gives two disjoint batches, redrawn until the support holds every class of the query (Li, Xiao and Chen 2024).
 `CellGradient` protects cells, which are fixed groups of a client's examples: an episode within a cell depends on no
@@ -117,7 +117,7 @@ def opened(examples: Examples, effort: LocalWork, grant: Grant, key: Key) -> Ite
 
 @dataclass(frozen=True)
 class CellGradient(ClippedReader):
-    """A reader with noise for episodes, each drawn within a cell (a fixed group of a client's examples). It gives (sum
+    """Clipped and noised gradients of episodes, each drawn within a cell (a fixed group of a client's examples): (sum
     of the cells' clipped gradients + noise) / public number, at every step.
 
     sampling

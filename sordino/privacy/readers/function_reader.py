@@ -55,8 +55,8 @@ _CLEAN: dict[str, _Clean] = {}  # clean processes, by module
 
 @dataclass(frozen=True)
 class FunctionReader(Reader):
-    """A reader that passes all rows of a client to the user's own function. `process`: `fresh` calls it in a new
-    process for each client and round; `shared` in this one, where compiled code may be reused."""
+    """All rows of a client, passed to the user's own training function. `process`: `fresh` calls it in a new process
+    for each client and round; `shared` in this one, where compiled code may be reused."""
 
     process: Literal["fresh", "shared"] = "fresh"
 

@@ -46,7 +46,7 @@ UNBOUNDED = "noised gradients whose clip follows the data"
 
 @dataclass(frozen=True)
 class MedianClip(Reader):
-    """A reader that clips gradients to their median norms and adds noise, as published, which proves nothing."""
+    """Gradients clipped to their median norms, with noise, as published, which proves nothing."""
 
     sigma: float = 1.0
     rate: float = 0.1  # of clients per round, in the published formula

@@ -39,8 +39,8 @@ ONE_SUBSET = "a subset drawn once gives no amplification per round; epsilon hold
 
 @dataclass(frozen=True)
 class NoisyGradient(ClippedReader):
-    """A reader that gives (sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section
-    numbers of the variants in algorithms/client_noise).
+    """Clipped and noised gradients of DP-SGD: (sum of clipped gradients + noise) / public number (Abadi et al., CCS
+    2016; section numbers of the variants in algorithms/client_noise).
 
     sampling
         full            all n rows. Sensitivity of the sum: 2*clip (replace), clip (zero_out).

@@ -35,7 +35,7 @@ def effort(work: LocalWork, grant: Grant) -> LocalWork:
 
 @dataclass(frozen=True)
 class Open(Reader):
-    """A reader that does not protect examples: it gives exact answers."""
+    """Examples without protection: every use of them is allowed, and answered exactly."""
 
     def offer(self) -> Offer | None:
         return None

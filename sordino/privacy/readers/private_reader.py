@@ -49,7 +49,8 @@ PAID = "every noisy read is paid for before the round starts"
 
 
 class NoisyReader(Reader):
-    """A reader whose answers carry noise, at a multiplier that the user set or that the budget decides."""
+    """Base class of mechanisms that answer questions about a client's examples with noise, at a multiplier that the
+    user set or that the budget decides."""
 
     def __post_init__(self) -> None:
         check_multiplier(self.multiplier, "give a multiplier above 0, or a budget in [privacy]")
@@ -109,7 +110,8 @@ class NoisyReader(Reader):
 
 
 class ClippedReader(NoisyReader):
-    """A reader with noise that clips the contribution of each unit to the norm `clip`, independently of other units."""
+    """Base class of mechanisms that clip the contribution of each unit to the norm `clip`, independently of other
+    units, and add noise."""
 
     clip: float
 
@@ -127,9 +129,8 @@ class ClippedReader(NoisyReader):
 
 @dataclass
 class GuardedShard(ABC, Generic[R]):
-    """One client's examples during one round, as a private reader hands them to client code: every use of them is
-    refused, except those that a subclass allows.
-    """
+    """One client's examples during one round, behind clip and noise: client code is refused every use of them, except
+    those that a subclass allows."""
 
     _reader: R
     _examples: Examples = field(repr=False)

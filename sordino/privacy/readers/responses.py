@@ -235,7 +235,7 @@ GIVEN = "the label is given, and how many images a client holds is public"
 
 @dataclass(frozen=True)
 class Responses(Open):
-    """Reader with local privacy: randomised response on every value of an image, before training sees it."""
+    """Randomised response on every value of an image, before training sees it: local privacy."""
 
     epsilon: float = 5.0
     of: Literal["value", "image"] = "value"
@@ -261,9 +261,8 @@ class Responses(Open):
             )
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Responses:
-        """Copy of this reader that is fitted to images [h, w, c] and to so many classes, with which its epsilon is
-        divided; refuses data that it cannot randomise.
-        """
+        """A copy for images [h, w, c] and so many classes, with which its epsilon is divided; refuses data that it
+        cannot randomise."""
         if len(shape) != 3:
             raise DomainError(
                 f"randomised response on examples of shape {'x'.join(map(str, shape))}",

@@ -1,4 +1,4 @@
-"""State of a watched run, as far as its reader may see it, from files alone; and its metrics for Prometheus, at
+"""State of a watched run, as far as whoever looks may see it, from files alone; and its metrics for Prometheus, at
 `/metrics` of the dashboard.
 
 Spending is computed in a thread of its own from a copy of the ledger: the run may go on writing there, and this program
@@ -51,7 +51,7 @@ class SiteClient(Protocol):
 
 
 class RunMoment(NamedTuple):
-    """State of a run at one moment, as far as its reader may see it."""
+    """State of a run at one moment, as far as whoever looks may see it."""
 
     state: str
     rows: Sequence[RoundRow] = ()

@@ -106,14 +106,15 @@ def requests_of(s: Asking, skills: Sequence[Sequence[DeviceScores]]) -> list[lis
 
 
 def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Sizes | None:
-    """Public numbers from which formula (18) computes SlaugFL's traffic; None for a training without drawn images."""
+    """SlaugFL's traffic by its published formula (18), from public numbers of the run; None for a training without
+    drawn images."""
     if not isinstance(training, Calibrated):
         return None
     return Sizes(**public._asdict(), generator=nets.parameters(training.drawn_by))
 
 
 class Sizes(NamedTuple):
-    """Public numbers from which formula (18) computes SlaugFL's traffic."""
+    """Numbers of devices, rounds and parameters from which SlaugFL's published formula (18) computes its traffic."""
 
     devices: int
     chosen: int  # per round

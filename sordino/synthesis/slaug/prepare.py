@@ -363,7 +363,7 @@ class Ask(
 
 
 def parts(shard: Shard) -> tuple[Shard, Shard | None]:
-    """A device's training examples and its held-back ones; None in place of the latter if it has too few."""
+    """A device's training examples and its held-back ones (None if it has too few)."""
     if shard.size < FEWEST:
         return shard, None
     return shard.split(KEPT, keys.root(0))

@@ -85,7 +85,7 @@ class Settings(SlaugFL):
         return Recipe(self.generator, self.scenario, self.keep, self.merge, gan, match, self.threshold, published)
 
     def training(self) -> SlaugFL | Served:
-        """The training phase, before a variant changes its reader or uplink."""
+        """The training phase, before a variant adds clip and noise."""
         return recast(SlaugFL, self) if self.proto_upload == "devices" else recast(Served, self)
 
     def alone(self) -> Train:
