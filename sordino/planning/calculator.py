@@ -54,13 +54,8 @@ class Question:
         for name in ("cohort", "rounds", "parameters", "records"):
             check_range(name, getattr(self, name), COUNT, "out-of-range")
         check_range("clients", self.clients, Range(least=1, most=MOST_CLIENTS, whole=True), "out-of-range")
-        if self.cohort > self.clients:
-            raise ConfigError(
-                f"a cohort of {self.cohort} out of {self.clients} clients",
-                why="a client takes part at most once in a round",
-                fix="make the cohort at most as large as the number of clients",
-                code="cohort-too-large",
-            )
+        why = "a client takes part at most once in a round"
+        check_range("cohort", self.cohort, Range(least=1, most=self.clients), "cohort-too-large", why=why)
 
     @property
     def rate(self) -> float:

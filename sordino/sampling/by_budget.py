@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.accounting.pricing import ORDERS
-from sordino.errors import BELOW_ONE, ConfigError, InvalidBudget, check_range, is_number
+from sordino.errors import BELOW_ONE, ConfigError, InvalidBudget, Range, check_range, is_number
 from sordino.sampling import kinds
 from sordino.sampling.draws import SamplingWords
 from sordino.sampling.kinds import Cohort, IndependentCohort, Rates, alike
@@ -150,13 +150,8 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
     rates).
     """
     clients = len(budgets)
-    if not 0 < expected <= clients:
-        raise InvalidBudget(
-            f"an expected cohort of {expected:g} of {clients} clients",
-            why="each client takes part with a probability, so at most all of them are expected",
-            fix=f"set a size above 0 and at most {clients}",
-            code="cohort-larger-than-population",
-        )
+    allowed, why = Range(above=0, most=clients), "each client takes part with a probability: at most all are expected"
+    check_range("cohort.size", expected, allowed, "cohort-larger-than-population", error=InvalidBudget, why=why)
 
     def enough(log_multiplier: float) -> bool:
         return bool(rates(budgets, delta, math.exp(log_multiplier), rounds).sum() >= expected * (1 - 1e-9))

@@ -25,7 +25,7 @@ from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Home, OtherReads, PerClientMessages, PublicFacts, RequestsClients
 from sordino.algorithms.phases import DeviceScores, Facts, Phase, PhaseMessages, RunNumbers
-from sordino.errors import ConfigError, RunError
+from sordino.errors import ConfigError, Range, RunError, check_range
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.synthesis.slaug.generator import (
@@ -254,13 +254,11 @@ class Ask(
 
     def fitted(self, known: PublicFacts) -> Ask:
         classes = known.classes
-        if not 0 < (self.prototypes or classes) <= self.ranks * classes:
-            raise ConfigError(
-                f"prototypes = {self.prototypes} for {classes} classes",
-                why=f"for each class at most {self.ranks} clients are asked",
-                fix=f"set a number from 1 to {self.ranks * classes}, or leave it out for one prototype of each class",
-                code="prototypes-out-of-range",
-            )
+        allowed, why = (
+            Range(least=1, most=self.ranks * classes),
+            f"of each class at most {self.ranks} clients are asked",
+        )
+        check_range("prototypes", self.prototypes or classes, allowed, "prototypes-out-of-range", why=why)
         return replace(self, recipe=self.recipe.fitted(known), known=known)
 
     def init_client(self, task: Task) -> Owner:
