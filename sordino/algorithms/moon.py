@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sordino import tree
-from sordino.algorithms.fedavg import Server, Up
-from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.optional import Home, OwnLoss
+from sordino.algorithms.fedavg import FedAvg, Server, Up
+from sordino.algorithms.optional import OwnLoss
 from sordino.errors import NOT_NEGATIVE, POSITIVE, check_range
 from sordino.keys import Key
 from sordino.tasks.losses import model_contrast
-from sordino.types import Params, Received, Shard, Task, Tensor
+from sordino.types import Params, Shard, Task, Tensor
 
 
 class Client(NamedTuple):
@@ -30,7 +29,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moon(LocalSgd[Server, Client, Server, Up], OwnLoss, name="moon", takes_mean=True, carries_statistics=True):
+class Moon(FedAvg, OwnLoss, name="moon", takes_mean=True, carries_statistics=True):
     mu: float = 1.0
     temperature: float = 0.5
     head: bool = True
@@ -45,19 +44,10 @@ class Moon(LocalSgd[Server, Client, Server, Up], OwnLoss, name="moon", takes_mea
         """Width of the projection that is inserted before the classifier; 0 for none."""
         return 256 if self.head else 0
 
-    def init(self, task: Task, key: Key) -> Server:
-        return Server(task.init(key), torch.tensor(0))
-
-    def init_client(self, task: Task) -> Client:
+    def init_client(self, task: Task) -> Any:
         return Client(tree.zeros_like(task.init(0)), torch.tensor(0))
 
-    def broadcast(self, s: Server) -> Server:
-        return s
-
-    def zero(self, task: Task, down: Server) -> Up:
-        return Up(tree.zeros_like(down.x))
-
-    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+    def local(self, task: Task, down: Server, c: Any, shard: Shard, key: Key) -> tuple[Up, Any]:
         walk = self.walk(down.x, self.rate(down.round, c.participations), statistics=task.statistics)
         contrasts = self.mu > 0 and bool(c.participations > 0)
         losses = partial(self._losses, task, down.x, c.last) if contrasts else task.losses
@@ -65,14 +55,8 @@ class Moon(LocalSgd[Server, Client, Server, Up], OwnLoss, name="moon", takes_mea
             walk(batch.grad(losses, walk.y))
         return Up(tree.sub(walk.y, down.x)), Client(tree.formed(walk.y), c.participations + 1)
 
-    def change(self, upload: Up) -> Params | None:
-        return upload.delta
-
     def passes(self, size: int) -> float:
         return super().passes(size) * 5 / 3  # two more looks, without a way back
-
-    def update(self, s: Server, r: Received[Up], home: Home) -> Server:
-        return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)
 
     def _losses(
         self, task: Task, shared: Params, last: Params, params: Params, x: Tensor, y: Tensor, draws: Tensor

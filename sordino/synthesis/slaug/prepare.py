@@ -254,11 +254,9 @@ class Ask(
 
     def fitted(self, known: PublicFacts) -> Ask:
         classes = known.classes
-        allowed, why = (
-            Range(least=1, most=self.ranks * classes),
-            f"of each class at most {self.ranks} clients are asked",
-        )
-        check_range("prototypes", self.prototypes or classes, allowed, "prototypes-out-of-range", why=why)
+        count, most = self.prototypes or classes, self.ranks * classes
+        why = f"for each class at most {self.ranks} clients are asked"
+        check_range("prototypes", count, Range(least=1, most=most), "prototypes-out-of-range", why=why)
         return replace(self, recipe=self.recipe.fitted(known), known=known)
 
     def init_client(self, task: Task) -> Owner:
