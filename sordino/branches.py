@@ -1,6 +1,6 @@
 """Optional subpackages (branches): which are installed, and the parts that they add. All else runs without them.
 
-A branch has a module `branch` with one table, PARTS: for each kind of part, each part's name and its place
+A branch's `__init__.py` has one table, PARTS: for each kind of part, each part's name and its place
 ("module:attribute", or a module). A part is loaded when it is first used.
 """
 
@@ -18,14 +18,17 @@ BRANCHES = ("sites", "secagg", "report", "audits", "attacks", "synthesis", "adap
 
 @cache
 def present() -> dict[str, ModuleType]:
-    """The optional subpackages that are installed, each with its `branch` module."""
+    """The optional subpackages that are installed."""
     found = {}
     for name in BRANCHES:
         try:
-            found[name] = import_module(f"sordino.{name}.branch")
+            branch = import_module(f"sordino.{name}")
         except ModuleNotFoundError as error:
-            if error.name not in (f"sordino.{name}", f"sordino.{name}.branch"):
+            if error.name != f"sordino.{name}":
                 raise
+        else:
+            if branch.__file__ is not None:  # a folder that is left over without its code
+                found[name] = branch
     return found
 
 

@@ -3,3 +3,5 @@
 They hold no privacy mathematics: the uplink clips and adds noise, the ledger records spending, the receipt is that of
 any run.
 """
+
+PARTS: dict[str, dict[str, str]] = {}

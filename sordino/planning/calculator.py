@@ -54,8 +54,9 @@ class Question:
         for name in ("cohort", "rounds", "parameters", "records"):
             check_range(name, getattr(self, name), COUNT, "out-of-range")
         check_range("clients", self.clients, Range(least=1, most=MOST_CLIENTS, whole=True), "out-of-range")
-        why = "a client takes part at most once in a round"
-        check_range("cohort", self.cohort, Range(least=1, most=self.clients), "cohort-too-large", why=why)
+        allowed, why = Range(least=1, most=self.clients), "a client takes part at most once in a round"
+        fix = "make the cohort at most as large as the number of clients"
+        check_range("cohort", self.cohort, allowed, "cohort-too-large", why=why, fix=fix)
 
     @property
     def rate(self) -> float:

@@ -151,7 +151,10 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
     """
     clients = len(budgets)
     allowed, why = Range(above=0, most=clients), "each client takes part with a probability: at most all are expected"
-    check_range("cohort.size", expected, allowed, "cohort-larger-than-population", error=InvalidBudget, why=why)
+    fix = f"set a size above 0 and at most {clients}"
+    check_range(
+        "cohort.size", expected, allowed, "cohort-larger-than-population", error=InvalidBudget, why=why, fix=fix
+    )
 
     def enough(log_multiplier: float) -> bool:
         return bool(rates(budgets, delta, math.exp(log_multiplier), rounds).sum() >= expected * (1 - 1e-9))

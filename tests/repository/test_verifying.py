@@ -59,7 +59,7 @@ def strangers(files: Iterable[Path]) -> list[str]:
         if name.parts[0] not in ROOMS
         and name.as_posix() not in FILES
         and not (len(name.parts) == 1 and name.stem in (*SHARED, "__init__"))
-        and name.name not in ("__init__.py", "branch.py")
+        and name.name != "__init__.py"
     )
 
 

@@ -272,7 +272,8 @@ class Responses(Open):
             )
         if self.side is not None:
             why = f"each side of an image of {shape[0]} x {shape[1]} is reduced to this number of values"
-            check_range("side", self.side, Range(least=1, most=min(shape[:2])), "response-side", why=why)
+            allowed, fix = Range(least=1, most=min(shape[:2])), f"set side to a number from 1 to {min(shape[:2])}"
+            check_range("side", self.side, allowed, "response-side", why=why, fix=fix)
         if self.side is not None and any(length % self.side for length in shape[:2]):
             raise UnsoundGuarantee(
                 f"side = {self.side} does not divide images of {shape[0]} x {shape[1]}",

@@ -256,7 +256,8 @@ class Ask(
         classes = known.classes
         count, most = self.prototypes or classes, self.ranks * classes
         why = f"for each class at most {self.ranks} clients are asked"
-        check_range("prototypes", count, Range(least=1, most=most), "prototypes-out-of-range", why=why)
+        fix = f"set a number from 1 to {most}, or leave it out for one prototype of each class"
+        check_range("prototypes", count, Range(least=1, most=most), "prototypes-out-of-range", why=why, fix=fix)
         return replace(self, recipe=self.recipe.fitted(known), known=known)
 
     def init_client(self, task: Task) -> Owner:

@@ -1,3 +1,0 @@
-"""Parts that this optional subpackage registers: the command `sordino attack`."""
-
-PARTS = {"verbs of experiments": {"attack": "sordino.attacks.command:attack"}}
