@@ -1,9 +1,9 @@
 """Privacy costs as vectors of integers, in pico-units: 10**12 to 1.0 of the quantity.
 
-Integers add without rounding, so a total cannot drift and a subnormal cost cannot vanish. Costs are rounded
-up, caps down. A currency says what the components are and when a total fits under a cap. With `rule = "all"`
-every component must fit. With `rule = "any"` one Rényi order that fits is enough: the filter of Feldman and
-Zrnic (2021) and Lécuyer (2021), which stays valid when each cost is chosen after seeing earlier outputs.
+Integers add without rounding, so a total cannot drift and a subnormal cost cannot vanish. Costs are rounded up, caps
+down. A currency says what is counted, such as rho of zCDP, which components it has, and when a total fits under a cap.
+With `rule = "all"` every component must fit. With `rule = "any"` one Rényi order that fits is enough: the filter of
+Feldman and Zrnic (2021) and Lécuyer (2021), which stays valid when each cost is chosen after seeing earlier outputs.
 """
 
 from __future__ import annotations

@@ -31,9 +31,8 @@ TRIES, CLOSE = 6, 0.99  # of a budget that a plan of phases should fill: each tr
 
 
 class Pricing(Protocol):
-    """Interface between a budget and noise: the total that (epsilon, delta) allows in a currency of privacy loss, the
-    noise multiplier for a cost, and the cost of a multiplier.
-    """
+    """Interface between a budget and noise: the total that (epsilon, delta) allows in a measure of privacy loss, the
+    noise multiplier for a cost, and the cost of a multiplier."""
 
     @property
     def currency(self) -> Currency: ...

@@ -215,7 +215,7 @@ def _ssim(found: Sequence[Likeness]) -> float:
 
 
 def row(told: str, images: Tensor) -> PictureRow:
-    """One row of a picture, labelled `told`: images [n, c, h, w] between 0 and 1, side by side."""
+    """One row of a picture, with the caption `told`: images [n, c, h, w] between 0 and 1, side by side."""
     bytes_ = (255 * images).round().to(torch.uint8).movedim(1, -1).contiguous()
     n, height, width, channels = bytes_.shape
     return PictureRow(

@@ -10,10 +10,11 @@ rounds in which it takes part.
 Budgets are public (Jorgensen, Yu and Cormode 2015): what a client's choice of budget reveals about its data is not
 covered.
 
-The shares of a schedule add up to 1, in any additive currency. A schedule fixed in advance composes by any accountant.
-`Adaptive` chooses each share after seeing earlier releases, which is legitimate under a hard cap in a currency with a
-valid filter (pure epsilon: Rogers et al. 2016; Renyi: Feldman & Zrnic 2021; mu^2: Smith & Thakurta 2022), and in the
-spirit of Lee & Kifer 2018: early gradients are large and need little precision, so spend late, when progress stalls.
+The shares of a schedule add up to 1, in any measure of privacy loss that adds up over rounds. A schedule fixed in
+advance composes by any accountant. `Adaptive` chooses each share after seeing earlier releases, which is legitimate
+under a hard cap in a measure with a valid filter (pure epsilon: Rogers et al. 2016; Renyi: Feldman & Zrnic 2021; mu^2:
+Smith & Thakurta 2022), and in the spirit of Lee & Kifer 2018: early gradients are large and need little precision, so
+spend late, when progress stalls.
 """
 
 from __future__ import annotations

@@ -294,8 +294,8 @@ def draft(
     """Computes an algorithm's privacy plan. `offers`: its noise mechanisms, each with the noise multiplier that the
     user set (None: to be calibrated to the budget).
 
-    `portion`: the part of the budget for this phase of a run; `currency`: the pricing that phases have in common, if
-    they share a budget.
+    `portion`: the part of the budget for this phase of a run; `currency`: how noise is priced in all phases that share
+    a budget.
     """
     _check_one_promise(offers, budget)
     if not offers:

@@ -51,7 +51,7 @@ def kinds() -> tuple[torch.dtype, ...]:
 
 
 class ProcessMessage(NamedTuple):
-    """A message between the two processes: JSON (`told`) and tensors."""
+    """A message between the two processes: plain values as JSON (`told`), and tensors."""
 
     told: Told
     tensors: list[Tensor]

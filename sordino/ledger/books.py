@@ -47,7 +47,8 @@ class Place(NamedTuple):
 @dataclass(frozen=True)
 class LedgerScope:
     """Scope of a ledger: the data set, whom its budgets protect against whom, delta, and the currency in which it
-    counts privacy loss. If one of them changes, budgets need a new ledger."""
+    counts privacy loss (a quantity that adds up over releases, such as rho of zCDP). If one of them changes, budgets
+    need a new ledger."""
 
     dataset: str
     subject: Subject | None  # of the guarantee that is paid for; None: there is none

@@ -256,8 +256,8 @@ class SiteAccounts:
         return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
 
     def _check_learned(self, phase: Setup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
-        """Refuses a round, before it is paid for, whose public numbers (such as adaptive radii) are outside the bounds
-        of its uplink."""
+        """Refuses a round, before it is paid for, whose public values (such as adaptive clip radii) are outside the
+        bounds of its uplink."""
         if phase.algorithm.uplink.learns:
             for _, down in broadcasts(phase.algorithm, phase.task, phase.header(self._run), command, messages):
                 phase.algorithm.uplink.at(command.t, down)
