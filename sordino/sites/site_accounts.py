@@ -29,6 +29,7 @@ from sordino.transport.request_handler import Operation
 from sordino.types import Terms
 
 ROUNDING = 1e-6  # what is left of a budget is divided anew after every participation, here and at the server
+MOST = 1e9  # of a noise multiplier: beyond, floats overflow
 ASKS = "the server asks for"
 ANSWERED = (State.STORED, State.PUBLISHED)
 PLAN = "this site has accepted another plan"
@@ -280,7 +281,8 @@ class SiteAccounts:
         for _ in books.skipping(who, 0 if books.plan.everyone_pays else now.t):
             for stalled in (False, True):  # what an adaptive schedule saw at the server, only the server knows
                 prices = books.prices(now, who, stalled)
-                if all(k not in prices or _same(books.terms(k, prices[k]), terms[k]) for k in who):
+                most = books.algorithm.work.epochs or 0
+                if all(k not in prices or _same(books.terms(k, prices[k]), terms[k], most) for k in who):
                     return prices
         raise UnsoundGuarantee(
             f"{ASKS} less noise, another clip or another effort than planned",
@@ -329,15 +331,17 @@ def _as_paid(asked: Terms, price: Price | None) -> Terms:
     return replace(asked, multiplier=price.multiplier)
 
 
-def _same(planned: Terms, asked: Terms) -> bool:
-    """True where the server asks for the planned terms, for less work or for more noise. Noise that all clients share
-    may not be smaller than the noise that this client pays for.
+def _same(planned: Terms, asked: Terms, epochs: int) -> bool:
+    """True where the server asks for the planned terms, for more noise, or for less work than all `epochs`. Noise that
+    all clients share may not be smaller than the noise that this client pays for.
     """
-    if (asked.epochs is not None and asked.epochs < 1) or (asked.part is not None and not 0 < asked.part <= 1):
+    if asked.epochs is not None and not 1 <= asked.epochs <= epochs:
+        return False
+    if asked.part is not None and not 0 < asked.part <= 1:
         return False
     if (planned.multiplier is None) != (asked.multiplier is None):
         return False
     least = (planned.multiplier or 0.0) * (1 - ROUNDING)
-    if asked.multiplier is not None and not asked.multiplier >= least:
+    if asked.multiplier is not None and not least <= asked.multiplier <= MOST:
         return False
     return replace(asked, epochs=None, part=None, multiplier=None) == replace(planned, multiplier=None)

@@ -175,6 +175,13 @@ DEPLOYED = [
         "tests/sites/test_site_accounts.py::test_a_ledger_that_is_shown_does_not_tell_what_was_sent_without_noise",
     ),
     one(
+        "a site works for as long as the server likes",
+        "sites/site_accounts.py",
+        "not 1 <= asked.epochs <= epochs:",
+        "asked.epochs < 1:",
+        f"{ACCOUNTS}::test_a_forged_round_is_refused_and_costs_nothing[gaussian_gdp]",
+    ),
+    one(
         "a server that names a run chooses a folder",
         "sites/invitation.py",
         'Field(pattern="^[A-Za-z0-9_-]{1,64}$")',

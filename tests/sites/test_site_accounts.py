@@ -56,6 +56,8 @@ FORGED: dict[str, Forge] = {
     "no work": terms(epochs=0),
     "less than no work": terms(part=-0.5),
     "more than all work": terms(part=1.5),
+    "work without an end": terms(epochs=10**9),
+    "noise without an end": louder(1e300),
     "somebody else's client": lambda planned: Round(planned.t, {k + 1: each for k, each in planned.terms.items()}),
     "somebody else beside it": lambda planned: Round(planned.t, {**planned.terms, 4: Terms()}),
     "nobody": lambda planned: Round(planned.t, {}),
