@@ -5,7 +5,7 @@ kernels that give the same bits again.
 
 While a run is `on` a device, tensors that are made without naming a device are on it: data, models, client states,
 clips, noise, sums. Results and random generators stay on the CPU, so the device changes no random draw (except one
-dropout, which depends on memory layout: `generators.nets.Halved`), and in results only the last bits of computed
+dropout, which depends on memory layout: `generators.Halved`), and in results only the last bits of computed
 numbers.
 """
 

@@ -22,8 +22,8 @@ from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Home, OwnLoss
 from sordino.keys import Key
-from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.nets import GeneratorState
+from sordino.synthesis import generators
+from sordino.synthesis.generators import GeneratorState
 from sordino.types import Params, Received, Shard, Task
 
 STATISTICS = ("norm.mean", "norm.variance")
@@ -145,7 +145,7 @@ def feature_generator(classes: int, noise: int, out: int, key: keys.Key, hidden:
     state = {}
     for name, outputs, inputs in (("first", hidden, noise + classes), ("last", out, hidden)):
         for part, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
-            drawn = nets.uniform(keys.generator(keys.fold(key, name, part)), *shape)
+            drawn = generators.uniform(keys.generator(keys.fold(key, name, part)), *shape)
             state[f"{name}.{part}"] = (2 * drawn - 1) / inputs**0.5
     state |= {"norm.weight": torch.ones(hidden), "norm.bias": torch.zeros(hidden)}
     return state | {"norm.mean": torch.zeros(hidden), "norm.variance": torch.ones(hidden)}

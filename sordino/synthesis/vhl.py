@@ -27,7 +27,7 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.optional import FitsData, Home, OwnLoss, PublicFacts, PublicTensors
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.synthesis.generators import nets
+from sordino.synthesis import generators
 from sordino.tasks.losses import supervised_contrast
 from sordino.types import Examples, Params, Shard, Task
 
@@ -133,15 +133,15 @@ def noise_set(
     made = []
     with torch.no_grad():
         draw = SOURCES[source](classes, latents, side, channels, keys.fold(key, source), width)
-        means = latents.between * nets.normal(keys.generator(keys.fold(key, "means")), classes, latents.size)
+        means = latents.between * generators.normal(keys.generator(keys.fold(key, "means")), classes, latents.size)
         for c in range(classes):
             waiting.info("draws images of noise, once for all clients: class %d of %d", c + 1, classes)
             draws = keys.generator(keys.fold(key, "class", c))
             for start in range(0, per_class, AT_ONCE):
                 count = min(AT_ONCE, per_class - start)
-                scatter = nets.normal(draws, count, latents.size)
+                scatter = generators.normal(draws, count, latents.size)
                 x = draw(c, means[c] + latents.within * scatter, draws)
-                made.append(nets.pixels(torch.nn.functional.interpolate(x, (side, side), mode="area")))
+                made.append(generators.pixels(torch.nn.functional.interpolate(x, (side, side), mode="area")))
     return torch.cat(made), torch.arange(classes).repeat_interleave(per_class)
 
 
@@ -156,7 +156,7 @@ def _doublings(side: int) -> int:
 def _weights(key: keys.Key, place: str, *shape: int) -> Tensor:
     """Random weights, scaled so that outputs have the variance of inputs."""
     fan = torch.Size(shape[1:]).numel()
-    return nets.normal(keys.generator(keys.fold(key, place)), *shape) / sqrt(fan)
+    return generators.normal(keys.generator(keys.fold(key, place)), *shape) / sqrt(fan)
 
 
 def _doubled(x: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def _stylegan(classes: int, latents: Latents, side: int, channels: int, key: key
     doublings = _doublings(side)
     layers = 1 + 2 * doublings
     mapping = _weights(key, "mapping", latents.size, latents.size)
-    constant = nets.normal(keys.generator(keys.fold(key, "constant")), 1, width, 4, 4)
+    constant = generators.normal(keys.generator(keys.fold(key, "constant")), 1, width, 4, 4)
     styles = [_weights(key, f"style{i}", width, latents.size) for i in range(layers)]
     filters = [_weights(key, f"filter{i}", width, width, 3, 3) for i in range(layers)]
     shades = [_weights(key, f"shade{i}", width, latents.size) for i in range(doublings + 1)]
@@ -190,7 +190,7 @@ def _stylegan(classes: int, latents: Latents, side: int, channels: int, key: key
             x = torch.nn.functional.conv2d(x * style[:, :, None, None], filters[i], padding=1)
             power = style.square() @ filters[i].square().sum((2, 3)).T
             x = x * torch.rsqrt(power + 1e-8)[:, :, None, None]
-            noise = nets.normal(draws, *x.shape)
+            noise = generators.normal(draws, *x.shape)
             x = _leaky(x + float(levels[c, i]) + 0.1 / layers * noise)
             if i % 2 == 0:
                 shade = 1 + w @ shades[i // 2].T
@@ -203,7 +203,7 @@ def _stylegan(classes: int, latents: Latents, side: int, channels: int, key: key
 
 def spread_rows(classes: int, layers: int, key: keys.Key) -> Tensor:
     """Random unit vectors by class, optimised by 500 gradient steps for nearly uncorrelated columns."""
-    rows = nets.normal(keys.generator(key), classes, layers).requires_grad_()
+    rows = generators.normal(keys.generator(key), classes, layers).requires_grad_()
     others = 1 - torch.eye(layers)
     optimiser = torch.optim.SGD([rows], lr=0.5, momentum=0.9)
     with torch.enable_grad():

@@ -20,7 +20,7 @@ from sordino.algorithms.optional import PublicFacts
 from sordino.privacy.readers.open import OpenShard
 from sordino.synthesis import fedgen as gen
 from sordino.synthesis.fedgen import FedGen
-from sordino.synthesis.generators.nets import GeneratorState
+from sordino.synthesis.generators import GeneratorState
 from sordino.synthesis.vhl import VHL
 from sordino.tasks.losses import model_contrast, supervised_contrast
 from sordino.tasks.supervised import Classification

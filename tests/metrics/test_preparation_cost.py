@@ -18,7 +18,7 @@ from sordino.planning.phase import PlannedPhase
 from sordino.receipts.receipt import opened
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
-from sordino.synthesis.generators import nets
+from sordino.synthesis import generators
 from sordino.synthesis.slaug import prepare
 from sordino.synthesis.slaug.messages import Sizes
 from sordino.synthesis.slaug.training import Up as TrainingUp
@@ -103,7 +103,7 @@ def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
     parts = simulated(config.load(once / "experiment.toml"))
     rows, training = rows_of(once), [json.loads(line) for line in (once / "metrics.jsonl").read_text().splitlines()]
     d_m, d_p = tree.size(parts.setup.task.init(0)), parts.setup.task.width
-    d_g = nets.parameters(parts.setup.algorithm._shape)
+    d_g = generators.parameters(parts.setup.algorithm._shape)
     sizes = Sizes(CLIENTS, COHORT, ROUNDS, CLASSES, d_m, d_g, d_p)
     formula = 4 * (sizes.parameters + sizes.rounds * sizes.round)
     measured = sum(row["bytes_down"] + row["bytes_up"] for row in (*rows, *training))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import DataError
-from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.nets import BETAS, GeneratorShape, GeneratorState, Trained
+from sordino.synthesis import generators
+from sordino.synthesis.generators import BETAS, GeneratorShape, GeneratorState, Trained
 
 Score: TypeAlias = Callable[[Tensor, Tensor], float]
 SCORED = 32  # images per class
@@ -89,9 +89,9 @@ def _train(
 ) -> Trained:
     x = (images.float() / 127.5 - 1).movedim(-1, 1).contiguous(memory_format=torch.channels_last)
     source = keys.generator(keys.fold(key, "draws"))
-    judge = nets.discriminator(shape)
-    maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")))
-    judge = nets.filled(judge, nets.fresh_state(judge, keys.fold(key, "discriminator")))
+    judge = generators.discriminator(shape)
+    maker = generators.filled(generators.generator(shape), generators.init(shape, keys.fold(key, "generator")))
+    judge = generators.filled(judge, generators.fresh_state(judge, keys.fold(key, "discriminator")))
     judge.drop_by(source)
     makes, judges = _adam(maker, settings), _adam(judge, settings)
     classes = torch.arange(shape.classes).repeat_interleave(SCORED)
@@ -104,8 +104,8 @@ def _train(
         for at in torch.split(order, batch):
             if len(at) < batch:  # the norms of a small rest would be a lottery; who falls in it changes by epoch
                 break
-            wanted = nets.integers(source, shape.classes, batch)
-            fakes = maker(nets.normal(source, batch, shape.noise), wanted)
+            wanted = generators.integers(source, shape.classes, batch)
+            fakes = maker(generators.normal(source, batch, shape.noise), wanted)
             s, q = judge(fakes)
             made = generator_loss(s, q, wanted)
             s_real, q_real = judge(x[at])
@@ -118,11 +118,11 @@ def _train(
         row = dict(zip(("generator_loss", "discriminator_loss", "accuracy_on_fakes"), means, strict=True))
         if epoch in due:
             assert score is not None
-            state = nets.read(maker)
-            row["score"] = score(nets.draw(shape, state, classes, keys.fold(key, "scored")), classes)
+            state = generators.read(maker)
+            row["score"] = score(generators.draw(shape, state, classes, keys.fold(key, "scored")), classes)
             best = max(best, (row["score"], state), key=lambda pair: pair[0])
         log.append({"epoch": epoch, **row})
-    return Trained(best[1] or nets.read(maker), tuple(log))
+    return Trained(best[1] or generators.read(maker), tuple(log))
 
 
 def balanced(labels: Tensor, classes: int, epoch: int, key: keys.Key) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.errors import ConfigError, DataError
-from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.nets import BETAS, GeneratorShape, Trained
+from sordino.synthesis import generators
+from sordino.synthesis.generators import BETAS, GeneratorShape, Trained
 
 Extract: TypeAlias = Callable[[Tensor], Tensor]
 AUTO = 0.03  # of the discrepancy before any step
@@ -103,7 +103,7 @@ def train(
             code="no-prototypes",
         )
 
-    maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")))
+    maker = generators.filled(generators.generator(shape), generators.init(shape, keys.fold(key, "generator")))
     weights = list(maker.parameters())
     optimiser = torch.optim.Adam(weights, settings.lr, BETAS, fused=True)
     source = keys.generator(keys.fold(key, "noise"))
@@ -112,7 +112,7 @@ def train(
     scale, window, before, log = settings.diversity, [], float("inf"), []
     for step in range(1, settings.steps + 1):
         y = visited(classes, half, keys.fold(key, "labels", step))
-        r1, r2 = (nets.normal(source, half, shape.noise) for _ in range(2))
+        r1, r2 = (generators.normal(source, half, shape.noise) for _ in range(2))
         x = maker(torch.cat([r1, r2]), y.repeat(2))
         matched = discrepancy((x + 1) / 2, y.repeat(2), prototypes)
         spread = diversity(x[:half], x[half:], r1, r2, settings.sign)
@@ -130,7 +130,7 @@ def train(
             if means[0] > (1 - settings.gain) * before:
                 break
             before, window = means[0], []
-    return Trained(nets.read(maker), tuple(log))
+    return Trained(generators.read(maker), tuple(log))
 
 
 def visited(classes: Tensor, count: int, key: keys.Key) -> Tensor:

@@ -22,8 +22,8 @@ from sordino.algorithms.optional import Home, PublicFacts
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
-from sordino.synthesis.generators import acgan, matching, nets
-from sordino.synthesis.generators.nets import GeneratorShape
+from sordino.synthesis import generators
+from sordino.synthesis.generators import GeneratorShape, acgan, matching
 from sordino.types import Examples, Params, Task
 
 Rank = Literal["f1", "recall"]
@@ -191,7 +191,7 @@ class Recipe:
         """An empty result with the tensor shapes of the finished generator."""
         classes = self.shape.classes
         return Made(
-            nets.init(self.shape, 0),
+            generators.init(self.shape, 0),
             torch.full((classes, self.keep), -1),
             torch.ones(classes, dtype=torch.uint8),
             self.logged(()),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.phases import Asked, DeviceScores, RunNumbers
 from sordino.ledger.books import PUBLIC_TENSORS, TRAINING
-from sordino.synthesis.generators import nets
+from sordino.synthesis import generators
 from sordino.synthesis.slaug.training import Calibrated
 from sordino.types import Message, Params
 
@@ -110,7 +110,7 @@ def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Size
     drawn images."""
     if not isinstance(training, Calibrated):
         return None
-    return Sizes(**public._asdict(), generator=nets.parameters(training.drawn_by))
+    return Sizes(**public._asdict(), generator=generators.parameters(training.drawn_by))
 
 
 class Sizes(NamedTuple):

@@ -30,7 +30,8 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.privacy.uplink.stages import Weigh
-from sordino.synthesis.generators import acgan, matching, nets
+from sordino.synthesis import generators
+from sordino.synthesis.generators import acgan, matching
 from sordino.synthesis.slaug.generator import PLAIN, Recipe
 from sordino.synthesis.slaug.pool import Pool
 from sordino.synthesis.slaug.prepare import Ask, Train
@@ -195,7 +196,7 @@ class Served(Calibrated[PrototypeState, Any, Model], PerClientMessages, carries_
 
     def init(self, task: Task, key: Key) -> PrototypeState:
         learned = torch.ones(task.labels, dtype=torch.uint8)
-        return PrototypeState(*self.start(task, key), nets.init(self._shape, 0), learned)
+        return PrototypeState(*self.start(task, key), generators.init(self._shape, 0), learned)
 
     def begin(self, task: Task, key: Key, before: Any, home: Home) -> PrototypeState:
         return PrototypeState(*self.start(task, key), before.generator, before.learned)

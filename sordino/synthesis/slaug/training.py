@@ -30,8 +30,8 @@ from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How, gradient
 from sordino.privacy.readers.class_sums import class_sums
-from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.nets import GeneratorShape
+from sordino.synthesis import generators
+from sordino.synthesis.generators import GeneratorShape
 from sordino.synthesis.slaug.generator import Kind, generator_shape
 from sordino.tasks.losses import class_means, separation
 from sordino.types import D, Examples, Params, Received, S, Shard, Task, U
@@ -122,7 +122,9 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         """Generated images, drawn once: as many as the client has examples, evenly over classes."""
         classes, state = tensors[CLASSES], {name: value for name, value in tensors.items() if name != CLASSES}
         labels = classes[all_alike(self.count or size, len(classes), keys.fold(key, "labels"))]
-        return Examples(nets.draw(self._shape, dict(state), labels, keys.fold(key, "noise"), self.rescale), labels)
+        return Examples(
+            generators.draw(self._shape, dict(state), labels, keys.fold(key, "noise"), self.rescale), labels
+        )
 
     def init_client(self, task: Task) -> State:
         return (

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.errors import DataError, NonFiniteModel
+from sordino.synthesis.generators import GeneratorShape, Halved, draw, init
 from sordino.synthesis.generators.acgan import (
     AcganSettings,
     balanced,
@@ -18,7 +19,6 @@ from sordino.synthesis.generators.acgan import (
     generator_loss,
     train,
 )
-from sordino.synthesis.generators.nets import GeneratorShape, Halved, draw, init
 
 KEY = keys.root(8)
 SHAPE = GeneratorShape("small", 3, 16, 16, 1)

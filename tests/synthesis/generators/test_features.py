@@ -9,7 +9,7 @@ from torch import nn
 
 from sordino import keys
 from sordino.synthesis import fedgen as features
-from sordino.synthesis.generators.nets import GeneratorState
+from sordino.synthesis.generators import GeneratorState
 
 KEY = keys.root(15)
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError, DataError
+from sordino.synthesis.generators import GeneratorShape, draw, init
 from sordino.synthesis.generators.matching import ClassTarget, MatchingSettings, discrepancy, diversity, train, visited
-from sordino.synthesis.generators.nets import GeneratorShape, draw, init
 
 KEY = keys.root(12)
 SHAPE = GeneratorShape("weak", 4, 16, 16, 1)

@@ -17,7 +17,7 @@ from sordino import config, keys, tree
 from sordino.algorithms.optional import PublicFacts
 from sordino.errors import SordinoError
 from sordino.runs.run import resume, start
-from sordino.synthesis.generators import nets
+from sordino.synthesis import generators
 from sordino.synthesis.slaug import generator
 from sordino.synthesis.slaug.generator import Anchor, Made, Recipe, distances, nearest, ranked, requests, skill
 from sordino.synthesis.slaug.prepare import Ask, Asking, Prototype, Ranked, Train
@@ -308,7 +308,7 @@ def test_two_prototypes_of_a_class_are_merged_by_their_distances_or_their_means(
     }
     found = {}
     for merge, far in wanted.items():
-        recipe = replace(Recipe(keep=4, merge=merge), shape=nets.GeneratorShape("small", 4, 8, 8, 1))  # type: ignore[arg-type]
+        recipe = replace(Recipe(keep=4, merge=merge), shape=generators.GeneratorShape("small", 4, 8, 8, 1))  # type: ignore[arg-type]
         found[merge] = recipe.chosen(candidates, anchors, KEY)[0].tolist()
         assert found[merge] == rows[far.argsort()[:4].sort().values].tolist()
     assert generator.some(9, 4, KEY).unique().numel() == 4

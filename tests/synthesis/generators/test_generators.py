@@ -7,8 +7,8 @@ import torch
 
 from sordino import keys
 from sordino.errors import ConfigError
-from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.nets import GeneratorShape, discriminator, draw, generator, init, parameters
+from sordino.synthesis import generators
+from sordino.synthesis.generators import GeneratorShape, discriminator, draw, generator, init, parameters
 
 KEY = keys.root(4)
 SHAPES = [
@@ -100,7 +100,7 @@ def test_batches_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SHAPES[0]
     labels = torch.arange(20) % 10
     whole = draw(shape, steep(shape), labels, KEY)
-    monkeypatch.setattr(nets, "DRAWN_AT_ONCE", 7)
+    monkeypatch.setattr(generators, "DRAWN_AT_ONCE", 7)
     assert torch.equal(draw(shape, steep(shape), labels, KEY), whole)
 
 
