@@ -30,7 +30,7 @@ from sordino.algorithms import all_algorithms
 from sordino.budget.client_budgets import SCHEDULES
 from sordino.cli.program import app
 from sordino.config import Experiment, gates
-from sordino.partition.schemes import SCHEMES
+from sordino.partition import SCHEMES
 from sordino.runs.catalogue import catalogue, field_meanings
 from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS

@@ -14,7 +14,7 @@ from sordino import keys, tree
 from sordino.data import images
 from sordino.data.reserve import area
 from sordino.keys import Key
-from sordino.partition.schemes import Dirichlet
+from sordino.partition import Dirichlet
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.open import Open

@@ -26,8 +26,8 @@ from sordino.config import filled
 from sordino.data.label_kinds import LabelKind, Numbers, SeveralLabels
 from sordino.data.row_source import RowSource, load
 from sordino.metrics.scores import OwnMetric, number_of
+from sordino.partition import Scheme
 from sordino.partition.row_numbers import checked
-from sordino.partition.schemes import Scheme
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.function_reader import FunctionReader
 from sordino.runs.play import Callback

@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from sordino import config
 from sordino.accounting.facts import Fact, parsed
-from sordino.config import Experiment
-from sordino.config.experiment import resolved
+from sordino.config import Experiment, resolved
 from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.files import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow

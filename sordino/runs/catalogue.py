@@ -80,7 +80,7 @@ def _choices() -> dict[str, Mapping[str, Callable[..., object]]]:
     from sordino.algorithms import all_algorithms
     from sordino.budget.client_budgets import SCHEDULES
     from sordino.config import gates
-    from sordino.partition.schemes import SCHEMES
+    from sordino.partition import SCHEMES
     from sordino.sampling.by_budget import COHORTS
     from sordino.tasks.nets import NETS
     from sordino.tasks.problems import PROBLEMS

@@ -21,8 +21,8 @@ from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import Column, TableSchema, TextColumn
 from sordino.data.table_names import is_one_file
 from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.partition import SCHEMES, Scheme
 from sordino.partition.row_numbers import unfit
-from sordino.partition.schemes import SCHEMES, Scheme
 from sordino.planning import methods
 from sordino.tasks.problems import Problem
 

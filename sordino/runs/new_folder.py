@@ -17,8 +17,7 @@ import torch
 from sordino import user_code
 from sordino.accounting.events import Json
 from sordino.accounting.facts import FORMAT
-from sordino.config import Engine, Experiment
-from sordino.config.experiment import start_of
+from sordino.config import Engine, Experiment, start_of
 from sordino.device import CPU
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync

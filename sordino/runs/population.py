@@ -19,8 +19,8 @@ from sordino.data.dataset import Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.schema import TableSchema
 from sordino.errors import UnsoundGuarantee
+from sordino.partition import SCHEMES, Natural
 from sordino.partition.row_numbers import Array, RowNumbers, checked
-from sordino.partition.schemes import SCHEMES, Natural
 from sordino.planning.agreement import PublicNumbers
 from sordino.planning.prices import check_everybody_has_data
 from sordino.runs.backend import ServerRows, source_of

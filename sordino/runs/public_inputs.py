@@ -11,7 +11,7 @@ from sordino.config.session import LENT_PATH
 from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED, Dataset, Stats
 from sordino.data.schema import BYTES, TableSchema, TokenColumn
 from sordino.errors import UnsoundGuarantee
-from sordino.partition.schemes import Natural
+from sordino.partition import Natural
 from sordino.runs.declared_data import INVENTED, LEARNED, DeclaredData
 
 COUNTED = "the number of classes was learned from the labels of all rows"

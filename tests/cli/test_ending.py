@@ -20,7 +20,6 @@ import sordino
 from sordino import config
 from sordino.cli.program import ended as ended_by
 from sordino.cli.progress import progress
-from sordino.config import experiment
 from sordino.errors import ConfigError
 from sordino.receipts.folder import RunFolder
 from sordino.runs.play import Progress
@@ -345,9 +344,9 @@ def test_a_key_that_may_be_set_for_one_source_is_not_ambiguous_for_another() -> 
     with pytest.raises(ConfigError) as refusal:
         config.load({"algorithm": {"name": "lc_fl"}, "data": {"source": "synthetic"}}, ["beta=0.5"])
     assert refusal.value.code == "ambiguous-key"
-    assert list(experiment._section({}, "data")) == list(experiment._section({"data": {"source": "digits"}}, "data"))
-    assert "alpha" not in experiment._section({}, "data")
-    assert "alpha" in experiment._section({"data": {"source": "synthetic"}}, "data")
+    assert list(config._section({}, "data")) == list(config._section({"data": {"source": "digits"}}, "data"))
+    assert "alpha" not in config._section({}, "data")
+    assert "alpha" in config._section({"data": {"source": "synthetic"}}, "data")
 
 
 OF_TABLES = {"missing": "drop", "separator": ";", "decimal": ",", "encoding": "latin-1"}

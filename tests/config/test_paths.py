@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sordino import config
-from sordino.config import experiment
 from tests.helpers.command_line import Said
 
 Cli = Callable[..., Said]
@@ -88,8 +87,8 @@ def test_every_path_leads_from_there_and_the_digest_is_the_same(
     }
     given = config.load(table)
     monkeypatch.chdir(tmp_path)
-    assert experiment.resolved(given, tmp_path / "run", "..") is given
-    found, at = experiment.resolved(given, tmp_path / "run", "../there"), f"{tmp_path}/there"
+    assert config.resolved(given, tmp_path / "run", "..") is given
+    found, at = config.resolved(given, tmp_path / "run", "../there"), f"{tmp_path}/there"
     assert found.data.path == [f"{at}/a.csv", "/b.csv", "~/c.csv"]
     assert (found.data.schema, found.privacy.ledger, found.engine.cache) == (
         f"{at}/s.toml",
@@ -98,8 +97,8 @@ def test_every_path_leads_from_there_and_the_digest_is_the_same(
     )
     assert isinstance(found.privacy.epsilon, dict)
     assert found.privacy.epsilon == {"file": "budgets.csv"}  # it is in the digest, and read as
-    assert experiment.resolved_table(found, found.privacy.epsilon) == {"file": f"{at}/budgets.csv"}
-    assert experiment.resolved_table(found.model_copy(update={"seed": 1}), found.privacy.epsilon) == {
+    assert config.resolved_table(found, found.privacy.epsilon) == {"file": f"{at}/budgets.csv"}
+    assert config.resolved_table(found.model_copy(update={"seed": 1}), found.privacy.epsilon) == {
         "file": f"{at}/budgets.csv"
     }
     assert found.digest() == given.digest()
@@ -108,6 +107,6 @@ def test_every_path_leads_from_there_and_the_digest_is_the_same(
 def test_a_name_on_the_hub_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = config.load({"data": {"source": "images", "path": "org/set", "download": True}})
     monkeypatch.chdir(tmp_path)
-    assert experiment.resolved(given, tmp_path / "run", "../there").data.path == "org/set"
+    assert config.resolved(given, tmp_path / "run", "../there").data.path == "org/set"
     (tmp_path / "there" / "org" / "set").mkdir(parents=True)
-    assert experiment.resolved(given, tmp_path / "run", "../there").data.path == f"{tmp_path}/there/org/set"
+    assert config.resolved(given, tmp_path / "run", "../there").data.path == f"{tmp_path}/there/org/set"

@@ -20,7 +20,7 @@ from sordino import config
 from sordino.data import images
 from sordino.data.dataset import CLASSES, pixel_stats
 from sordino.errors import ConfigError, DataError
-from sordino.partition.schemes import LongTail, SortedShards
+from sordino.partition import LongTail, SortedShards
 from sordino.runs.simulation import simulated
 from tests.data.files import PICTURE, Array, encode, put, refused
 from tests.data.real_data import real

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sordino import config
 from sordino.data import tabular
 from sordino.data.dataset import CLASSES, Dataset, apart, stratified
-from sordino.partition.schemes import SCHEMES, Labelled, Scheme
+from sordino.partition import SCHEMES, Labelled, Scheme
 from sordino.runs import public_inputs
 from sordino.runs.population import Population
 from sordino.runs.simulation import Simulation

@@ -17,7 +17,7 @@ from sordino.data.dataset import Dataset
 from sordino.data.label_kinds import Numbers
 from sordino.data.table_files import Dialect, GivenDialect, found_files, read
 from sordino.data.tabular import overview
-from sordino.partition.schemes import Natural
+from sordino.partition import Natural
 from tests.data.tables import declared, refused
 
 ROWS = [(150.5 + i, i % 90, "ja" if i % 3 else "nein", "krank" if i % 2 else "gesund") for i in range(40)]

@@ -14,7 +14,7 @@ import pytest
 
 from sordino.data import tabular
 from sordino.data.dataset import apart
-from sordino.partition.schemes import Natural
+from sordino.partition import Natural
 from tests.data.files import refused
 
 # ---- tables

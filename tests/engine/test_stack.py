@@ -21,7 +21,7 @@ from sordino.engine import stack
 from sordino.fast.factored import ClientRows, Moved, Part, Product, Scaled, Span, Zero, dense, take
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.uplink.uplink import Total
+from sordino.privacy.uplink import Total
 from sordino.runs.simulation import Simulation, simulated
 from sordino.tasks.supervised import Classification
 from sordino.tasks.written_out_backward import Chain
@@ -325,7 +325,7 @@ def test_parts_are_cut_like_tensors() -> None:
 def test_a_total_of_spans_is_the_sum_of_their_matrices(count: int, bunch: int) -> None:
     spans = [Span(ClientRows(numbers(i, N, IN)), numbers(i + 9, N, OUT)) for i in range(count)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sordino.privacy.uplink.uplink.BUNCH", bunch)
+        patch.setattr("sordino.privacy.uplink.BUNCH", bunch)
         total = Total(torch.zeros(OUT, IN, dtype=torch.float64))
         for span in spans:
             total.add(span)

@@ -279,7 +279,7 @@ HOSTILE = [
     # gates
     one(
         "central noise for those who came",
-        "privacy/uplink/uplink.py",
+        "privacy/uplink/__init__.py",
         "total = stage.release(total, bound, used, source)",
         "total = stage.release(total, bound, used * (len(who) + 1) / (len(weights) + 1), source)",
         f"{ABSENT}::test_central_noise_does_not_shrink_with_those_who_stay_away",
@@ -344,7 +344,7 @@ HOSTILE = [
     ),
     one(
         "a sum in the order of arrival",
-        "privacy/uplink/uplink.py",
+        "privacy/uplink/__init__.py",
         "in sorted(uploads.items()) if",
         "in uploads.items() if",
         "tests/privacy/uplink/test_bad_clients.py::test_the_sum_is_taken_in_the_order_of_clients_whatever_came_first",

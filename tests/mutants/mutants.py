@@ -47,7 +47,7 @@ PRIVACY = [
     ),
     one(
         "noise left out of the sum",
-        "privacy/uplink/uplink.py",
+        "privacy/uplink/__init__.py",
         "total = stage.release(total, bound, used, source)",
         "total = stage.release(total, bound, used, source) if uploads.who else total",
         LAW,
@@ -142,7 +142,7 @@ PRIVACY = [
     ),
     one(
         "mean by realised count",
-        "privacy/uplink/uplink.py",
+        "privacy/uplink/__init__.py",
         'denominator = expected if self.denominator == "expected" else realised',
         "denominator = realised",
         f"{UPLINK_SENSITIVITY}::test_a_central_sum_moves_by_its_sensitivity_and_never_further",
@@ -177,7 +177,7 @@ PRIVACY = [
     ),
     one(
         "a broken client believed",
-        "privacy/uplink/uplink.py",
+        "privacy/uplink/__init__.py",
         "return upload if kept else tree.zeros_like(upload)",
         "return upload",
         f"{BAD}::test_spoiled_values_count_as_zero_and_change_nothing_else",
@@ -191,7 +191,7 @@ PRIVACY = [
     ),
     one(
         "a small budget's clip not checked by the server",
-        "privacy/uplink/uplink.py",
+        "privacy/uplink/__init__.py",
         "bound.of(order) * (reach if self.personal else 1.0)",
         "bound.of(order)",
         f"{PERSONAL_RUNS}::test_a_client_beyond_its_own_bound_adds_nothing",
@@ -320,7 +320,7 @@ PRIVACY = [
     ),
     one(
         "participation told beside a noised sum",
-        "privacy/uplink/uplink.py",
+        "privacy/uplink/__init__.py",
         "participation = expected / everybody if hidden else",
         "participation =",
         f"{UPLINK_SENSITIVITY}::test_a_central_sum_hides_who_took_part",

@@ -154,7 +154,7 @@ SUMS = [
     ),
     one(
         "a robust sum of what broke its clip",
-        "privacy/uplink/uplink.py",
+        "privacy/uplink/__init__.py",
         "admitted = [self._admit(u, bound, reach(k))",
         "admitted = [u",
         "tests/privacy/uplink/test_robust.py::test_an_upload_beyond_its_clip_counts_as_zeros",

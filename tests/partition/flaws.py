@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sordino.errors import PartitionError
-from sordino.partition.schemes import (
+from sordino.partition import (
     Scheme,
 )
 

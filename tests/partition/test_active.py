@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 import sordino
+import sordino.partition
 from sordino import config, tree
 from sordino.data.dataset import Split
 from sordino.errors import PartitionError
-from sordino.partition import schemes, table
+from sordino.partition import IID, Active, Classes, match_test
 from sordino.partition.counts import can_be_even, fill
-from sordino.partition.row_numbers import RowNumbers
-from sordino.partition.schemes import IID, Active, Classes, match_test
+from sordino.partition.row_numbers import RowNumbers, table
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
 from sordino.types import Examples
@@ -205,7 +205,7 @@ def test_random_lists_are_drawn_again_until_they_can_be_filled(monkeypatch: pyte
         tries += 1
         return drawn[tries - 1]
 
-    monkeypatch.setitem(schemes.HOLDERS, "random", lists)
+    monkeypatch.setitem(sordino.partition.HOLDERS, "random", lists)
     labels = split_of([12, 8, 10]).y
     held = table(labels, Active(4, 2, "random").assign(labels, None, rng()), 3)
     assert (tries, sorted(held.sum(1).tolist())) == (2, [7, 7, 8, 8])

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from sordino.errors import PartitionError
-from sordino.partition import counts, match_test, table
-from sordino.partition.schemes import (
+from sordino.partition import (
     Classes,
     LongTail,
     SortedShards,
+    counts,
+    match_test,
 )
+from sordino.partition.row_numbers import table
 from tests.partition.flaws import any_settings, code_of, flaws, labels_of, rng, sizes_of_classes
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # LeCun et al.

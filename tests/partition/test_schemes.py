@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sordino.errors import PartitionError
-from sordino.partition import SCHEMES, counts, match_test, summary, table
-from sordino.partition.row_numbers import RowNumbers
-from sordino.partition.schemes import (
+from sordino.partition import (
     IID,
+    SCHEMES,
     Active,
     Classes,
     Dirichlet,
@@ -25,7 +24,10 @@ from sordino.partition.schemes import (
     Quantity,
     Scheme,
     SortedShards,
+    counts,
+    match_test,
 )
+from sordino.partition.row_numbers import RowNumbers, summary, table
 from tests.partition.flaws import Array, any_settings, code_of, flaws, labels_of, rng, sizes_of_classes
 
 

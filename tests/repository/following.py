@@ -25,7 +25,7 @@ from sordino import config
 from sordino.cli import main
 from sordino.cli.program import app
 from sordino.data import schema
-from sordino.partition.schemes import SCHEMES
+from sordino.partition import SCHEMES
 from sordino.planning.methods import Methods
 from sordino.sampling.by_budget import COHORTS
 

@@ -39,7 +39,7 @@ def callers(name: str) -> list[str]:
 
 def test_only_the_uplink_lets_the_server_see() -> None:
     builders = callers("Received")
-    assert builders == ["privacy/uplink/uplink.py"]
+    assert builders == ["privacy/uplink/__init__.py"]
 
 
 def test_only_readers_open_examples() -> None:

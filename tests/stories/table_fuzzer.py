@@ -10,7 +10,7 @@ from sordino.algorithms import all_algorithms
 from sordino.budget.client_budgets import SCHEDULES
 from sordino.config import Chaos, Data, EvaluationSettings, Privacy, SlowClients, data_sources
 from sordino.config.gates import READERS, STAGES
-from sordino.partition.schemes import SCHEMES
+from sordino.partition import SCHEMES
 from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS
 

@@ -28,9 +28,8 @@ from sordino.data.dataset import Dataset, Split
 from sordino.engine.server import FederatedServer
 from sordino.metrics.evaluation import LISTED, Evaluator
 from sordino.metrics.rows import Scores
-from sordino.partition import counts
+from sordino.partition import Natural, counts
 from sordino.partition.row_numbers import RowNumbers
-from sordino.partition.schemes import Natural
 from sordino.receipts.receipt import _of_all, _spread, some_of
 from sordino.receipts.verify import verify
 from sordino.round import Outcome, one_round

@@ -1,4 +1,4 @@
-"""Rules of the uplink: which stages fit together, and what they guarantee. `uplink.uplink` computes the sums."""
+"""Rules of the uplink: which stages fit together, and what they guarantee. `uplink` itself computes the sums."""
 
 from __future__ import annotations
 
