@@ -215,6 +215,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
     """Claims of one participation in one phase, each with its published number if nominal, and its worst-case
     neighbours."""
     federation = setup.federation(home, "", ":memory:", "audit")
+    now = federation.open(0)  # first: a plan as published prices a round by the rates that it gives it
     client, price = _target(setup)
     reader, multiplier = setup.algorithm.read, None if price is None else price.multiplier
     if isinstance(reader, records.Attacked):
@@ -226,7 +227,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
         for claim in _distinct(reader.claims(setup.algorithm.work, setup.public.sizes[client], multiplier)):
             yield claim, None, [records.answers(reader, claim.unit)] if isinstance(reader, Responses) else []
     # as the ledger would hold them, with the cohort's sampling
-    federation.reserve(federation.open(0), {client: price})
+    federation.reserve(now, {client: price})
     noted = [
         Claim.from_json(one)
         for entry in federation.entries()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from sordino.errors import ConfigError, DataError
 Array = NDArray[Any]
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
 AT_ONCE = 1 << 16  # rows that are hashed in one go
+WHOLE = re.compile(r"^([+-]?[0-9]+)\.0*$")
 
 
 class DrawnRows:
@@ -71,18 +73,18 @@ class Split(NamedTuple):
 
 
 def check_spellings(data: str, what: str, names: Iterable[str]) -> None:
-    """Refuses two names that look alike, such as "A17" and "A17 ": they are one person or client, which a guarantee
-    would count as two.
+    """Refuses two names that look alike, such as "A17" and "A17 ", or "17" and "17.0", as a column with gaps is often
+    written: they are one person or client, which a guarantee would count as two.
     """
     seen: dict[str, str] = {}
     for name in names:
         visible = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
-        alike = seen.setdefault(" ".join(visible.split()), name)
+        alike = seen.setdefault(WHOLE.sub(r"\1", " ".join(visible.split())), name)
         if alike != name:
             raise DataError(
                 f"{data}: {alike!r} and {name!r} look like one {what}",
-                why="they differ in spaces and invisible characters alone, or in how Unicode writes a character; a "
-                "guarantee for each would not hold for the two together",
+                why="they differ in spaces and invisible characters alone, in how Unicode writes a character, or in "
+                "the .0 of a whole number; a guarantee for each would not hold for the two together",
                 fix="write one name in one way in all rows and files, or give two that look different",
                 code="name-in-two-spellings",
             )

@@ -94,9 +94,9 @@ def test_bad_tables_are_refused_each_with_its_own_code(code: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("role", ["key", "group"])
-@pytest.mark.parametrize("other", [" A17", "A17 ", "A\u00a017", "\uff2117", "\ufeffA17", "A\u200b17"])
+@pytest.mark.parametrize("other", [" A17", "A17 ", "A\u00a017", "\uff2117", "\ufeffA17", "A\u200b17", "17.0", "17."])
 def test_one_person_in_two_spellings_is_refused(role: str, other: str, tmp_path: Path) -> None:
-    first = "A 17" if "\u00a0" in other else "A17"
+    first = "17" if "." in other else "A 17" if "\u00a0" in other else "A17"
     columns = {"who": [first, other, "B2", "C3"] * 5, "a": np.arange(20.0), "y": [0, 1] * 10}
     error = refused(lambda: tabular.load(save(tmp_path, columns), "y", **{role: "who"}))
     assert error.code == "name-in-two-spellings"
