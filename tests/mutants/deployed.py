@@ -289,7 +289,7 @@ DEPLOYED = [
     one(
         "a site plays with whatever noise it is told",
         "sites/site_accounts.py",
-        "    if asked.multiplier is not None and not asked.multiplier >= least:",
+        "    if asked.multiplier is not None and not least <= asked.multiplier <= MOST:",
         "    if False:",
         f"{ACCOUNTS}::test_a_forged_round_is_refused_and_costs_nothing",
     ),
@@ -310,8 +310,8 @@ DEPLOYED = [
     one(
         "a site's ledger tells for which hidden rounds it was drawn",
         "sites/site_accounts.py",
-        "        if not books.plan.everyone_pays:\n            books.store",
-        "        if True:\n            books.store",
+        "        if not books.plan.everyone_pays:\n            # of what was asked",
+        "        if True:\n            # of what was asked",
         f"{ACCOUNTS}::test_a_site_tells_nobody_for_which_rounds_it_was_drawn",
     ),
     one(

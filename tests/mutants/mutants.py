@@ -107,8 +107,8 @@ PRIVACY = [
     one(
         "the input cut to the grid before the noise",
         "privacy/noise/distributions.py",
-        "found: Floats = (drawn + over).astype(np.float64)",
-        "found: Floats = drawn.astype(np.float64)",
+        "return (drawn + over).astype(np.float64)",
+        "return drawn.astype(np.float64)",
         f"{GRID}::test_a_fraction_of_a_step_is_carried",
     ),
     # bounds
