@@ -1,4 +1,5 @@
-"""Optional subpackages (branches): which are installed, and the parts that they add. All else runs without them.
+"""Optional subpackages (branches): which are installed, and the commands, algorithms and pages that they add. All else
+runs without them.
 
 A branch's `__init__.py` has one table, PARTS: for each kind of part, each part's name and its place
 ("module:attribute", or a module). A part is loaded when it is first used.
@@ -34,13 +35,16 @@ def present() -> dict[str, ModuleType]:
 
 @cache
 def parts(kind: str) -> dict[str, str]:
-    """Parts of one kind (commands, algorithms, ...) that optional subpackages add: each name, and where it is
-    defined."""
+    """Commands, algorithms or other parts of one `kind` that optional subpackages add: each name, and where it is
+    defined.
+    """
     return {name: place for branch in present().values() for name, place in branch.PARTS.get(kind, {}).items()}
 
 
 def part(kind: str, name: str) -> Any:
-    """One part, loaded from its optional subpackage; an error if no installed subpackage has it."""
+    """Loads what an optional subpackage adds under this kind and name, such as a command or an algorithm; an error if
+    no installed subpackage has it.
+    """
     place = parts(kind).get(name)
     if place is None:
         lacking = [branch for branch in BRANCHES if branch not in present()]

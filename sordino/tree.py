@@ -96,7 +96,7 @@ def _gathered(tree: Tree, found: list[Tensor]) -> bool:
 
 
 def like(template: T, values: list[Tensor]) -> T:
-    """The structure of `template` around new leaves, in the order of `leaves`."""
+    """A tree with the structure of `template` and these leaves, in the order of `leaves`."""
     remaining = iter(values)
     built = map(lambda _: next(remaining), template)
     if next(remaining, None) is not None:
@@ -201,7 +201,7 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
 
 
 def formed(a: T) -> T:
-    """The same tree with every lazy leaf computed, so that all leaves are tensors."""
+    """A copy of the tree with every lazy leaf computed, so that all leaves are tensors."""
     return map(lambda leaf: leaf, a)
 
 

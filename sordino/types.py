@@ -159,7 +159,7 @@ class Batch(Protocol):
 
 
 class Examples(NamedTuple):
-    """Examples as raw rows with labels, which only readers and evaluators hold."""
+    """Raw rows with their labels. Only readers (which clip and noise for client code) and evaluators hold them."""
 
     x: Tensor
     y: Tensor

@@ -45,13 +45,16 @@ def parsed(text: str) -> Note:
 
 
 def under(text: str, config: str) -> str:
-    """The same note for another experiment that reuses its release: with that experiment's digest as `config`."""
+    """Rewrites a ledger note for another experiment that reuses its release: `config` becomes the digest of that
+    experiment.
+    """
     return json.dumps({**json.loads(text), "config": config}, sort_keys=True, separators=(",", ":"))
 
 
 def of_a_run(text: str, run: str) -> str:
-    """The same note, for a statement over several runs: noise that is drawn once in a run is renamed after the run, so
-    that two runs do not count as one draw."""
+    """Rewrites a ledger note for a statement over several runs: noise that is drawn once in a run is renamed after the
+    run, so that two runs do not count as one draw.
+    """
 
     def renamed(part: object) -> Any:
         if isinstance(part, dict):

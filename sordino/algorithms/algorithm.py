@@ -124,7 +124,9 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return KEEPS.format(name)
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
-        """A copy of this method with another reader or uplink; None keeps the present one."""
+        """A copy of this method with other privacy mechanisms: `read` for gradients, `uplink` for uploads; None keeps
+        the present one.
+        """
         gates = {"read": read, "uplink": uplink}
         return replace(self, **{name: gate for name, gate in gates.items() if gate is not None})
 

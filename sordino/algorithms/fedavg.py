@@ -33,7 +33,7 @@ class Up(NamedTuple):
 
 
 class FedAvgClients(LocalSgd[S, Client, Server, Up], ABC):
-    """The client's part of FedAvg, for servers with a state of their own (S)."""
+    """Base class of methods whose clients train as in FedAvg, and whose server has a state of its own (S)."""
 
     def init_client(self, task: Task) -> Client:
         return Client(torch.tensor(0))

@@ -1,6 +1,6 @@
 """FedProx. Li et al., MLSys 2020, Algorithm 2, with the inexact solver being `local_epochs` of SGD.
 
-Deviations: none. The proximal gradient mu (w - w^t) reads no data, so it is added outside the reader and costs no
+Deviations: none. The proximal gradient mu (w - w^t) reads no data, so it is added after clip and noise, and costs no
 privacy.
 """
 

@@ -1,4 +1,5 @@
-"""Presets: methods defined as another method with another reader or uplink, and other defaults.
+"""Presets: methods defined as another method with other privacy mechanisms (a reader for gradients, an uplink for
+uploads) and other defaults.
 
     @preset(FedAvg(lr=0.5))
     def noisy(base: FedAvg, clip: float = 1.0) -> FedAvg:
@@ -83,11 +84,10 @@ class Preset(Generic[M]):
 
 
 def preset(base: B, fixed: tuple[str, ...] = (), **others: B) -> Callable[[Callable[Concatenate[B, P], M]], Preset[M]]:
-    """Decorator that makes a named method of a function which takes another method, its base, and adapts it. The base
-    gives the defaults, and `fixed` names the fields that cannot be set.
-
-    `others`: further bases with other defaults, by name, one of which the setting `preset` chooses. A user's setting
-    overrides every default.
+    """Decorator that turns a function into a method (an algorithm with a name). The function takes another method, the
+    base, and returns an adapted copy of it. The base gives the defaults, and `fixed` names the fields that cannot be
+    set. `others`: further bases with other defaults, by name, one of which the setting `preset` chooses. A user's
+    setting overrides every default.
     """
     return lambda made: Preset(made, base, fixed, others)
 

@@ -372,13 +372,15 @@ class AttackedRun:
 
 
 def _agreeing(rounds: Rounds) -> Rounds:
-    """The same rounds, where each client's announced size equals the number of rows that it trains on in the attack."""
+    """Sets, in a replay, each client's size to the number of rows that it trains on in the attack, in place of the
+    announced one. Returns the replay.
+    """
     rounds.site = replace(rounds.site, sizes=None)
     return rounds
 
 
 def of_two_classes(order: Tensor, labels: Tensor) -> Tensor:
-    """The same row numbers in another order: first two rows of one class and two of another, where there are enough."""
+    """Reorders row numbers: two rows of one class and two of another come first, where there are enough."""
     front: list[int] = []
     for label in dict.fromkeys(labels[order].tolist()):
         same = order[labels[order] == label][: EPISODE // 2].tolist()

@@ -33,15 +33,17 @@ Call = Callable[[NoiseSource], torch.Tensor]  # one release by the gates
 
 
 class ThisRound(Uplink):
-    """The uplink, without the values that the server learns from releases for later rounds: they show no more than the
-    releases themselves, so the audit leaves them out.
+    """The uplink (clip and noise of uploads) of one round. It computes no public values for later rounds, such as
+    adaptive clip radii: they follow from the releases, so the audit leaves them out.
     """
 
     learns = False
 
 
 class AttackerPosition:
-    """The attacker's position in an audit of a client: it knows the uplink of the first round, and chooses uploads."""
+    """The attacker's position in an audit of a client: it knows the uplink (clip and noise of uploads) of the first
+    round, and chooses uploads.
+    """
 
     def __init__(self, setup: Setup, federation: FederatedServer, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm

@@ -300,8 +300,9 @@ def preparation(simulation: Simulation, bare: bool) -> ReplayedPreparation:
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method without protection: no clip or noise on gradients, and uploads that are only weighted (but not by
-    precision)."""
+    """A copy of the method without protection: no clip or noise on gradients, and uploads that are only weighted (but
+    not by precision).
+    """
     weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
     return method.behind(read=method.read if method.read.plain else Open(), uplink=Uplink(client=weights))
 

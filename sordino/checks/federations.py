@@ -163,8 +163,9 @@ def learns(trial: Trial) -> None:
 
 
 def noisy(trial: Trial) -> None:
-    """Tests an algorithm with clipped and noised gradients: it reads as many as it pays for, and the receipt
-    verifies."""
+    """Tests an algorithm with clipped and noised gradients: it must take exactly as many as it pays for, and the
+    receipt must verify.
+    """
     fix = "go over shard.batches(self.work, key) once and to its end, and call grad once per batch"
     algorithm = trial.scenes[0].algorithm
     read = algorithm.read if algorithm.read.offer() is not None else NoisyGradient(1.0, **_sampling(algorithm.work))
@@ -186,7 +187,9 @@ def noisy(trial: Trial) -> None:
 
 
 def _sampling(work: LocalWork) -> Json:
-    """Example sampling for noised gradients that fits this amount of work."""
+    """Settings of the reader `noisy_gradient` that fit an algorithm's amount of local work: all rows, fixed batches, or
+    a Poisson sample.
+    """
     if work.batch_size is None:
         return {"sampling": "full"}
     if work.epochs is not None:

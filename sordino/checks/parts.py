@@ -1,7 +1,7 @@
-"""Properties (laws) that `sordino check` tests on parts other than algorithms: partitions, cohorts, sources of data,
-losses, metrics, callbacks, models and training functions.
+"""Properties (laws) that `sordino check` tests on a user's own code other than algorithms: partitions, cohorts, sources
+of data, losses, metrics, callbacks, models and training functions.
 
-The kind of a part follows from its base class; for a function the user gives it (--kind).
+Which of these a class is follows from its base class; for a function the user says it (--kind).
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ class PartTrial:
     inputs: tuple[int, ...] = (1, 8, 8)  # shape of an example for a model; the digits by default
 
     def built(self) -> Any:
-        """Build the part anew, each time with other states of the random generators, as in another process."""
+        """Builds the user's class anew, each time with other states of the random generators, as in another process."""
         torch.manual_seed(random.randrange(10**6))
         np.random.seed(random.randrange(10**6))
         return self.made if inspect.isfunction(self.made) else filled(self.made, self.options, self.name)
 
 
 class PartKind(NamedTuple):
-    """Kind of a part: its base class, the setting that selects it, and the properties (laws) that it must have."""
+    """Kind of a user's own code, such as a loss or a partition: its base class, the setting that selects it, and the
+    properties (laws) that it must have.
+    """
 
     base: type
     setting: str
@@ -332,8 +334,9 @@ FUNCTIONS = {"loss": Loss, "metric": OwnMetric, "model": torch.nn.Module, "train
 
 
 def kind_of(made: Any, said: str | None) -> PartKind | None:
-    """Kind of a user's part by the base class of a class, or by the kind that the user `said` for a function; None for
-    an algorithm."""
+    """What a user's own code is, such as a loss, a metric or a partition: a class by its base class, a function by what
+    the user `said` (--kind). None for an algorithm.
+    """
     base = FUNCTIONS.get(str(said))
     if inspect.isfunction(made):
         return next((kind for kind in KINDS if kind.base is base), None)

@@ -1,4 +1,4 @@
-"""Reductions of a data set before the partition: smaller images, fewer examples, and parts that the server keeps.
+"""Reductions of a data set before the partition: smaller images, fewer examples, and examples that the server keeps.
 
 Examples are drawn class by class from a seed, so that each class contributes its share and the same seed selects the
 same examples.
@@ -73,8 +73,8 @@ def _overlap(pixels: int, side: int) -> Array:
 
 
 def smaller(dataset: Dataset, train: int | None, test: int | None, seed: int) -> Dataset:
-    """A smaller data set with the same proportions of classes; None leaves a split as it is. Means and deviations
-    stay those of the whole.
+    """A random subset of a data set with the same proportions of classes: `train` and `test` examples; None leaves a
+    split as it is. Means and deviations stay those of the whole.
     """
     if dataset.test is not dataset.train:
         return replace(dataset, train=_part(dataset, "train", train, seed), test=_part(dataset, "test", test, seed))
@@ -122,8 +122,9 @@ def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, seed: int) -> Reserved:
-    """Takes examples out of the training set: `probe` examples of each class (or, if a fraction, that share, rounded
-    up), then a share `pool` of each class (at least one example).
+    """Takes examples out of the training set for the server. `probe`: labelled examples on which it ranks models, so
+    many of each class or, if a fraction, that share, rounded up. `pool`: public images to choose from, that share of
+    each class, at least one.
     """
     if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(

@@ -325,7 +325,7 @@ def _end(forks: list[Fork]) -> None:
 
 
 class ForksWork:
-    """The fork's side of the channel: iterates over its tasks, and sends their answers."""
+    """A forked process's end of its connection to the parent: iterates over its tasks, and sends their results."""
 
     def __init__(self, ends: Ends, state: Tree) -> None:
         """`state`: template of a client's state."""

@@ -133,7 +133,7 @@ def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[
 
 
 def least(cohort: int) -> int:
-    """Fewest clients that are worth a stack (clients computed in one call), in a cohort of this size."""
+    """Fewest clients for which one call for all is worth its cost, in a cohort of this size."""
     return max(WORTH, -(-cohort // UNITS))
 
 
@@ -148,8 +148,8 @@ def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[lis
 
 
 def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
-    """The same clients, with one pass through the network for all of them, computed when the first one reads. Exact,
-    because each example is clipped by its own norm, and each sum is over a client's own rows.
+    """Lets these clients share one pass through the network, which is computed when the first one asks for gradients.
+    Exact, because each example is clipped by its own norm, and each sum is over a client's own rows.
     """
     pool = SharedPass(task, {one.client: one.examples for one in few}, down) if task.room else None
     return [one._replace(grant=replace(one.grant, pool=pool)) for one in few]

@@ -246,7 +246,7 @@ class Span(Lazy):
         return none.index_add(0, self.index, self.c, alpha=factor)
 
     def on(self, c: Tensor, factor: float) -> Tensor:
-        """The sum of the coefficients `c` of all rows and `factor` times these, in the memory of `c`."""
+        """Adds `factor` times these coefficients to `c`, the coefficients of all rows, in place."""
         if isinstance(self.index, slice):
             c[self.index].add_(self.c, alpha=factor)
             return c

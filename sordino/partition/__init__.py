@@ -43,7 +43,7 @@ TAILS: Mapping[str, Callable[[int], Array]] = {  # number of classes -> the powe
 
 
 class Labelled(Protocol):
-    """Labels and groups of examples: all that a scheme reads."""
+    """Labels and groups of examples: all that a partition scheme reads."""
 
     @property
     def y(self) -> Array: ...

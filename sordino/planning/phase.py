@@ -147,7 +147,7 @@ class PlannedPhase:
 
     @cached_property
     def method(self) -> AnyAlgorithm:
-        """The method with its reader and uplink, fitted to the shape of the data and the model."""
+        """The method, with its clip and noise (reader and uplink), fitted to the shape of the data and the model."""
         algorithm, public = self.chosen, self.public
         read = algorithm.read.fitted(public.shape, public.named)
         algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
@@ -246,8 +246,8 @@ class PlannedPhase:
 
     @cached_property
     def promising(self) -> Plan:
-        """The plan that the ledger of all phases follows, for its subject and each client's cap: that of a phase with a
-        budget, else of one with a guarantee, else of this one.
+        """The plan that gives the shared ledger its subject and each client's cap: that of a phase with a budget, else
+        of one with a guarantee, else of this one.
         """
         plans = [phase.plan for phase in (self.whole.phases[-1], *self.preparation)]
         spends = next((plan for plan in plans if plan.budget is not None), None)

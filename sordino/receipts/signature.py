@@ -123,7 +123,9 @@ SIGNED = "envelope"  # the name in privacy.sig of the signature over the envelop
 
 
 def payload(receipt: bytes) -> bytes:
-    """The statement about a receipt, given the bytes of privacy.json."""
+    """In-toto statement about a receipt, the payload of its DSSE envelope: digests of receipt and model, and the
+    receipt's content. `receipt`: the bytes of privacy.json.
+    """
     told, run = read_json(receipt.decode()), RunFolder(Path())
     digests = {run.receipt_file.name: hashlib.sha256(receipt).hexdigest()}
     if model := told.get("files", {}).get(run.model_file.name):

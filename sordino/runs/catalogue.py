@@ -121,7 +121,9 @@ def _entry(table: str, name: str, made: Callable[..., object]) -> dict[str, Any]
 
 
 def _of_method(made: Callable[..., Any]) -> dict[str, Any]:
-    """Description of a method: its paper, its base, and the guarantees of its default reader and uplink."""
+    """Description of a method: its paper, its base, and the guarantees of its default clip and noise (reader and
+    uplink).
+    """
     from sordino.algorithms.phases import Phased
     from sordino.algorithms.preset import Preset
 

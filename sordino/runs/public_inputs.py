@@ -1,5 +1,6 @@
-"""Disclosures before any noise: preprocessing choices that depend on private rows, which a receipt must state, and
-announcements of sites."""
+"""Disclosures of what private rows decide without noise, such as classes, scaling or partition: a receipt must state
+them. Before a run a site may announce nothing of its rows but their number; anything more is refused.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Disclosures:
 
     @property
     def learned_from_rows(self) -> tuple[str, ...]:
-        """Shapes, classes and scales that were read off the data instead of being declared."""
+        """Shapes, classes and scales that were inferred from the data instead of being declared."""
         source, schema, own = self.source, self.source.schema, self.source.own
         if source.data.source in INVENTED:
             return ()
@@ -128,8 +129,8 @@ def declared_scale(
 
 
 def check_announced(data: Data, learned: tuple[str, ...] = ()) -> None:
-    """Refuses, before anything leaves a site, an announcement that would tell more of its rows than their number.
-    `learned`: what was read off rows, where that is known; the settings are checked in any case.
+    """Refuses, before anything leaves a site, an announcement of its data that would tell more of its rows than their
+    number. `learned`: what was inferred from rows, where that is known; the settings are checked in any case.
     """
     said = list(learned)
     if data.standardise in ("channel", "pixel"):

@@ -198,8 +198,9 @@ FIX = (
 
 
 def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
-    """The simulation with the data key of its shared ledger, which is created where it is new, and refused where it is
-    of other data or other clients. `dry`: nothing is written."""
+    """Binds a simulation to a ledger that several runs share: returns it with the ledger's own key for the digest of
+    its data. Creates a new ledger; refuses one of other data or other clients. `dry`: writes nothing.
+    """
     if dry and not place.exists():
         storage.check_never_there(place)
         return simulation

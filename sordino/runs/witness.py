@@ -114,13 +114,15 @@ class Witness:
         return behind
 
     def create(self) -> None:
-        """Create the record of a new run. A run without one has therefore lost it, or was copied from elsewhere."""
+        """Creates an empty record of releases for a new run. Where a run has none, its record was lost, or its folder
+        was copied from elsewhere.
+        """
         if not os.path.exists(self.place):
             self._note([])
 
     def begin(self, ledger: Ledger) -> None:
-        """Create a missing record from the operations in the ledger. It may be incomplete: a folder backed up before
-        its first release lists none.
+        """Creates a missing record of releases from the operations in the ledger. It may be incomplete: a folder backed
+        up before its first release lists none.
         """
         if not os.path.exists(self.place):
             before = of_run(ledger, RunFolder(self.folder).environment.run)
@@ -129,7 +131,7 @@ class Witness:
 
     @property
     def newest(self) -> Place | None:
-        """The ledger's position at the last release; None without one."""
+        """The ledger's position at the last release; None where there was no release."""
         return next(reversed(self.noted.values()), None)
 
     def has_seen(self, head: str) -> bool:

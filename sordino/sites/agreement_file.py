@@ -44,7 +44,7 @@ class Announced(AboutData):
 
 
 class AgreedClient(Fact, extra="forbid"):
-    """One client, as its site has announced it."""
+    """One client of the agreement, as its site has announced it: name, numbers of examples, digest of its data."""
 
     name: Name
     site: Name
@@ -97,7 +97,9 @@ class SitesAgreement(Fact, extra="forbid"):
 
 
 def merged(parts: Sequence[SitesAgreement]) -> SitesAgreement:
-    """Merge announcements, which must be equal in everything but the clients."""
+    """Merges the sites' announcements of their data into one agreement; they must be equal in everything but the
+    clients.
+    """
     first = parts[0].data.to_json()
     for part in parts[1:]:
         if differs := [name for name, value in part.data.to_json().items() if value != first.get(name)]:

@@ -1,4 +1,6 @@
-"""Data of a site, or of a server, read from its own file; and the announcement made of a site's data."""
+"""Data of a site, or of a server, read from its own file; and the announcement of a site's data to the others before a
+run: numbers of examples and a keyed digest.
+"""
 
 from __future__ import annotations
 

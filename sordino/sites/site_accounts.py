@@ -157,7 +157,9 @@ class SiteAccounts:
         return self._books[-1]
 
     def reserve_all(self) -> None:
-        """Reserve all rounds of the plan before the first one, in phases where a hidden cohort makes all pay."""
+        """Reserves, before the first round, the budget of all rounds of each phase in which clients are sampled in
+        secret: there a client pays for every round, drawn or not.
+        """
         for phase, books in zip(self._whole.phases, self._books, strict=True):
             if books.plan.everyone_pays:
                 books.replay()

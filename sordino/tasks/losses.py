@@ -50,7 +50,7 @@ def loss_named(table: Mapping[str, object], built: Callable[[type[Loss]], Loss])
 
 
 def alone(loss: LossFunction, name: str) -> LossFunction:
-    """The same loss, called with one example at a time."""
+    """Wraps a loss so that it is called with one example at a time, and no other example can enter it."""
 
     def one(output: Tensor, label: Tensor) -> Tensor:
         found = loss(output[None], label[None])

@@ -104,12 +104,14 @@ class Steps:
 
     @cached_property
     def _ends(self) -> NDArray[np.uint64]:
-        """For each index, the first random word of the next one; for the last index, the largest word."""
+        """The first random word behind each grid step; for the last step, the largest word."""
         return np.append(self.thresholds, np.uint64(2**64 - 1))
 
     @cached_property
     def _by_first_bits(self) -> NDArray[np.int32]:
-        """For each value of a word's first bits, the index of all words that begin so; if several, ~ of the least."""
+        """Look-up table from the first bits of a random word to its grid step. Where words with these bits fall into
+        several steps, it holds ~k (negative) for the first of these, k.
+        """
         least = np.arange(1 << FIRST_BITS, dtype=np.uint64) << np.uint64(64 - FIRST_BITS)
         most = least + np.uint64((1 << 64 - FIRST_BITS) - 1)
         first, last = (np.searchsorted(self.thresholds, words, side="right") for words in (least, most))

@@ -91,8 +91,9 @@ def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
 
 
 def halved(work: LocalWork, size: int, how: How) -> tuple[LocalWork, int]:
-    """The work on private rows, and the number of public rows beside each batch: half of the batch each (`how` "half"),
-    as many as in the batch ("union"), or that many. The number of steps stays as it is without public rows.
+    """Splits a client's work into steps on batches of private rows, and the number of public rows beside each batch:
+    `how` "half": each is half of the batch; "union": as many public rows as private ones; or a number of public rows.
+    The number of steps stays as it is without public rows.
     """
     batch = work.batch(size)
     if how == "half":

@@ -134,8 +134,9 @@ class StableShard(GradientsOnly[ConvexStable]):
         return {name: add(total[name], std, source.child(name)).to(p.dtype) for name, p in params.items()}
 
     def _sum(self, params: Params, steps: int, key: Key) -> Params:
-        """The sum of the gradients along the steps, in float64 and from weights of at most FAR: at larger ones a step
-        is rounded to many times its length, which no convexity bounds.
+        """The sum of the exact gradients along all full-batch steps of a round, in float64. Steps begin from weights
+        cut to [-FAR, FAR]: at larger weights the rounding error of a step is many times the step, and no longer within
+        the sensitivity that convexity gives.
         """
         start = {name: torch.nan_to_num(p.double()).clamp(-FAR, FAR) for name, p in params.items()}
         total = tree.zeros_like(start)

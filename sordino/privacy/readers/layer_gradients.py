@@ -32,8 +32,8 @@ def _lengths(gram: Tensor) -> Tensor:
 
 
 def only(finite: Tensor | None, rows: Tensor) -> Tensor:
-    """The rows of finite examples (None: all are finite), with zeros for the others: a weight of 0 would not remove a
-    NaN.
+    """The rows of finite examples, with zeros for the others (`finite` None: all are finite): a weight of 0 would not
+    remove a NaN.
     """
     if finite is None:
         return rows
@@ -41,8 +41,8 @@ def only(finite: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def _shortened(g: Tensor, weights: Tensor) -> Tensor:
-    """g times weights, to be multiplied by inputs of any size: subnormal numbers, which have lost digits, become 0 and
-    are not rounded up.
+    """Output gradients `g`, each scaled by its weight (the clip factor), to be multiplied by inputs of any size.
+    Subnormal results have lost digits; they become 0, because rounded up they could exceed the clip.
     """
     return F.hardshrink(g * weights, torch.finfo(g.dtype).tiny)
 

@@ -193,8 +193,8 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         return total
 
     def _apart(self, task: Task, down: Start, walk: Walk, shard: Shard, key: Key) -> None:
-        """Training on losses of single examples: those of the client's own go through the reader, which may clip and
-        noise their gradients; generated ones need no protection.
+        """Training on losses of single examples: gradients of the client's own examples may be clipped and noised by
+        the reader; generated ones need no protection.
         """
         losses = partial(self._own_losses, task, down)
         for step in shard.mixed(self.work, key, self.how):
