@@ -161,7 +161,7 @@ def dashboard(
     and --token-file.
     """
     from sordino.receipts.folder import RunFolder
-    from sordino.report.dashboard.http_server import Dashboard, new_token, token_of
+    from sordino.report.dashboard import Dashboard, new_token, token_of
     from sordino.report.dashboard.run_state import WatchedRun
     from sordino.transport.tls import of_server
 

@@ -25,7 +25,7 @@ TOLD = [
     ),
     one(
         "an evaluator's dashboard hands on what the evaluator may see",
-        "report/dashboard/http_server.py",
+        "report/dashboard/__init__.py",
         "WatchedRun(run.folder) if run.evaluator else run ",
         "run ",
         "tests/report/dashboard/test_prometheus.py::test_an_evaluators_dashboard_hands_on_no_more_than_any_other",

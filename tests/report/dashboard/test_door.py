@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from sordino.errors import ConfigError
-from sordino.report.dashboard import http_server as door
-from sordino.report.dashboard.http_server import Dashboard, check, new_token, token_of
+from sordino.report import dashboard as door
+from sordino.report.dashboard import Dashboard, check, new_token, token_of
 from sordino.report.dashboard.run_state import WatchedRun
 from sordino.sites import trial_certificates as certificates
 from sordino.transport.tls import of_server

@@ -14,8 +14,8 @@ import pytest
 
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending
+from sordino.report.dashboard import Dashboard
 from sordino.report.dashboard import page as pages
-from sordino.report.dashboard.http_server import Dashboard
 from sordino.report.dashboard.page import page
 from sordino.report.dashboard.run_state import WatchedRun
 from sordino.runs.listing import events

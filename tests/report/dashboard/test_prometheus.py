@@ -15,7 +15,7 @@ import pytest
 
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending
-from sordino.report.dashboard.http_server import METRICS, Dashboard, new_token
+from sordino.report.dashboard import METRICS, Dashboard, new_token
 from sordino.report.dashboard.run_state import MEANINGS, RunMoment, WatchedRun, metrics
 from sordino.runs.listing import events, sites
 from sordino.sites.event_log import EventLog
