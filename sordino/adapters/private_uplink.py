@@ -32,7 +32,7 @@ from sordino.receipts.folder import RunFolder, absolute_folder
 from sordino.receipts.receipt import write_receipt
 from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.witness import Witness
-from sordino.sampling.kinds import alike
+from sordino.sampling import alike
 from sordino.types import Grant, Neighbours, NoiseSource, Params
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]

@@ -32,7 +32,7 @@ from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.private_reader import NoisyReader
 from sordino.runs.simulation import Simulation
-from sordino.sampling.kinds import Cohort
+from sordino.sampling import Cohort
 from sordino.tree import Tree
 from sordino.types import Subject, Terms
 

@@ -31,7 +31,7 @@ from sordino.partition.row_numbers import checked
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.function_reader import FunctionReader
 from sordino.runs.play import Callback
-from sordino.sampling.kinds import Cohort, check_promises
+from sordino.sampling import Cohort, check_promises
 from sordino.tasks.losses import Loss, not_per_example
 from sordino.types import Examples, Grant, Params
 

@@ -164,7 +164,7 @@ def connected(seen: RunStatus) -> str:
 
 
 def _reached(seen: RunStatus) -> str:
-    from sordino.metrics.rows import bytes_text
+    from sordino.metrics import bytes_text
 
     return "  ".join(part for part in (seen.score.in_words, bytes_text(seen.bytes)) if part)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from sordino.accounting.claims import standing
 from sordino.accounting.facts import epsilon_text
 from sordino.cli.tables import STATUS_STYLE, guarantees
-from sordino.metrics.rows import bytes_text
+from sordino.metrics import bytes_text
 from sordino.planning.calculator import Answer
 from sordino.planning.planner import LOUD, NO_WAY, QUIET, Enough, PlanRow, warning, ways_out
 

@@ -20,7 +20,7 @@ from sordino.accounting.facts import epsilon_text
 
 if TYPE_CHECKING:
     from sordino.accounting.statement import Guarantee
-    from sordino.metrics.rows import Scores
+    from sordino.metrics import Scores
     from sordino.runs.play import Progress as Step
 
 EVERY = 2.0  # seconds between plain lines

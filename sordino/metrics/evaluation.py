@@ -17,8 +17,8 @@ import torch
 
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.fast.parallel import Threads, heavy
+from sordino.metrics import HEADLINES, MEASURED, Scores, ScoreSpread, Way, measured
 from sordino.metrics.measures import Metrics, last_scored
-from sordino.metrics.rows import HEADLINES, MEASURED, Scores, ScoreSpread, Way, measured
 from sordino.metrics.scores import MetricFunction, own_scores, scored
 from sordino.partition.row_numbers import Array, RowNumbers
 from sordino.tasks.personalise import OWN, PLAIN, OwnModels, ways

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sordino.accounting.facts import Fact, Number
 from sordino.ledger.books import PUBLIC_TENSORS, TRAINING, Way
-from sordino.metrics.rows import HEADLINES, Metric, RoundLine, RoundRow
+from sordino.metrics import HEADLINES, Metric, RoundLine, RoundRow
 
 if TYPE_CHECKING:
     from sordino.types import Formula

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sordino import user_code
 from sordino.errors import ConfigError, OwnCodeError
-from sordino.metrics.rows import SCORED
+from sordino.metrics import SCORED
 from sordino.types import Examples, Params, Task
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from sordino.ledger.books import Op, of_round
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.uplink import Uplink
+from sordino.sampling import Cohort, IndependentCohort
 from sordino.sampling.draws import Seeded, SystemWords
-from sordino.sampling.kinds import Cohort, IndependentCohort
 from sordino.sampling.stragglers import Stragglers
 from sordino.tree import Tree
 from sordino.types import Adversary, Claim, Reader

@@ -31,7 +31,7 @@ from sordino.errors import (
 from sordino.planning.agreement import MOST_CLIENTS, PublicNumbers
 from sordino.planning.phase import PlannedPhase, PlannedRun
 from sordino.planning.planner import Enough, Planner, PlanRow
-from sordino.sampling.kinds import alike
+from sordino.sampling import alike
 
 BYTES = 4  # of a float32 parameter on the wire
 

@@ -14,8 +14,8 @@ from sordino.config import Experiment, build
 from sordino.errors import ConfigError
 from sordino.later import when_used
 from sordino.privacy.readers.open import Open
+from sordino.sampling import Cohort, check_promises
 from sordino.sampling.by_budget import COHORTS
-from sordino.sampling.kinds import Cohort, check_promises
 from sordino.tasks.problems import PROBLEMS, Problem
 
 

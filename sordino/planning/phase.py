@@ -30,7 +30,7 @@ from sordino.planning.agreement import FILE, PUT_BACK, Agreement, PublicNumbers
 from sordino.planning.methods import Methods, reads_plainly
 from sordino.planning.prices import PriceRequest, check_reads, check_secure, lacking_delta, shared
 from sordino.privacy.uplink.robust import check_robust
-from sordino.sampling.kinds import Cohort, Everyone
+from sordino.sampling import Cohort, Everyone
 from sordino.sampling.stragglers import Stragglers
 from sordino.tasks.personalise import ways
 from sordino.types import Offer

@@ -32,8 +32,8 @@ from sordino.privacy.readers.private_reader import check_apart
 from sordino.privacy.uplink import Uplink, single_uploads
 from sordino.privacy.uplink.secure_stages import NoiseShare, check_cohort, check_room
 from sordino.privacy.uplink.stages import Weigh
+from sordino.sampling import Cohort, alike
 from sordino.sampling.by_budget import Personal, ThresholdPublished
-from sordino.sampling.kinds import Cohort, alike
 from sordino.types import Offer, Task
 
 

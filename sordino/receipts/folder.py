@@ -21,7 +21,7 @@ from sordino.accounting.facts import Fact, parsed
 from sordino.config import Experiment, resolved
 from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.files import lock
-from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
+from sordino.metrics import PreparedRow, RoundCost, RoundRow
 from sordino.receipts.private import FOLDER
 from sordino.receipts.run_files import Environment, LeftInRun, Receipt
 

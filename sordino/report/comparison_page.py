@@ -18,8 +18,8 @@ from sordino.accounting.facts import Fact, Number
 from sordino.accounting.statement import strongest
 from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
+from sordino.metrics import HEADLINES, MEASURED, Metric
 from sordino.metrics.measures import Point, curve, headline
-from sordino.metrics.rows import HEADLINES, MEASURED, Metric
 from sordino.report.charts import Axis, Line, LinePoint, Lines, ScatterPoint, lines, number, points
 from sordino.report.frame import promises, self_contained, top
 from sordino.report.run_facts import COMPUTED, EVALUATOR, ROUND, SENT, score_axis, written

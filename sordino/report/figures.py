@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from sordino.errors import ConfigError, extra
-from sordino.metrics.rows import HEADLINES, Headline
+from sordino.metrics import HEADLINES, Headline
 from sordino.report import run_facts
 from sordino.report.charts import Line, Lines
 from sordino.report.comparison_page import ComparisonFacts, charts, gather

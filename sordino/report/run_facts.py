@@ -19,9 +19,9 @@ from sordino.accounting.notes import noised
 from sordino.accounting.words import Described, by_phase, described, merged, subject
 from sordino.cli.tables import secure
 from sordino.ledger.ledger import Entry
+from sordino.metrics import HEADLINES, Headline, RoundRow, bytes_text, scaled
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import headline, in_front, last_scored, scores, warnings
-from sordino.metrics.rows import HEADLINES, Headline, RoundRow, bytes_text, scaled
 from sordino.partition.row_numbers import summary, table
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, some_of, spending

@@ -11,8 +11,8 @@ from sordino.accounting.facts import epsilon_text
 from sordino.cli.tables import SPENT, group_cells, spent_cells
 from sordino.errors import LedgerError
 from sordino.ledger.files import atomic_write
+from sordino.metrics import bytes_text
 from sordino.metrics.measures import last_scored, last_ten, scores
-from sordino.metrics.rows import bytes_text
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import bind_page
 from sordino.report import run_facts, sections

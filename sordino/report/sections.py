@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from sordino.accounting.words import WHO
+from sordino.metrics import bytes_text
 from sordino.metrics.measures import Cost, Target, TargetReached
-from sordino.metrics.rows import bytes_text
 from sordino.report.charts import Axis, Line, LinePoint, Lines, bars, lines, number, percent
 from sordino.results.findings import (
     COLUMNS,

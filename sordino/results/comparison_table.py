@@ -17,6 +17,7 @@ from sordino.accounting.events import Json
 from sordino.accounting.facts import Fact
 from sordino.accounting.statement import Guarantee
 from sordino.config import Experiment
+from sordino.metrics import HEADLINES, Metric, bytes_text
 from sordino.metrics.measures import (
     Measure,
     Metrics,
@@ -33,7 +34,6 @@ from sordino.metrics.measures import (
     traffic,
     worst_tenth,
 )
-from sordino.metrics.rows import HEADLINES, Metric, bytes_text
 from sordino.results import markup
 from sordino.results.preparation_facts import label_of
 from sordino.results.sweeps import Notes

@@ -20,8 +20,8 @@ from sordino.accounting.statement import epsilons
 from sordino.branches import part
 from sordino.errors import extra
 from sordino.ledger.books import EVERYONE
+from sordino.metrics import HEADLINES, Headline, PreparedRow, RoundRow
 from sordino.metrics.measures import Metrics, final, headline, last_scored, scores, warnings
-from sordino.metrics.rows import HEADLINES, Headline, PreparedRow, RoundRow
 from sordino.receipts.folder import RunFolder, numbers
 from sordino.receipts.run_files import Receipt
 from sordino.results.markup import Html, joined, tag

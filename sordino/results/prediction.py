@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from sordino import config, user_code
 from sordino.config import build
 from sordino.errors import ConfigError, DataError, extra
+from sordino.metrics import Scores
 from sordino.metrics.evaluation import Evaluator
-from sordino.metrics.rows import Scores
 from sordino.metrics.scores import scored
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open

@@ -23,8 +23,8 @@ from sordino.data.dataset import Candidates
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
 from sordino.ledger.books import PUBLIC_TENSORS
+from sordino.metrics import RoundRow
 from sordino.metrics.measures import Cost, MessageBytes, PlainRound, charged, messages
-from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import some_of

@@ -32,8 +32,8 @@ from sordino.engine.executor import Executor
 from sordino.engine.server import FederatedServer
 from sordino.errors import COUNT, ConfigError, UnsoundGuarantee
 from sordino.keys import Key
+from sordino.metrics import Scores
 from sordino.metrics.evaluation import Score, check_models, check_scores
-from sordino.metrics.rows import Scores
 from sordino.planning.agreement import Agreement
 from sordino.runs.setup import Setup, Whole
 from sordino.tree import Tree

@@ -16,8 +16,8 @@ from sordino.accounting.events import Json
 from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.errors import RunError, SordinoError
+from sordino.metrics import RoundRow, Scores
 from sordino.metrics.measures import last_scored
-from sordino.metrics.rows import RoundRow, Scores
 from sordino.receipts.folder import RunFolder, no_folder, rows_of
 from sordino.receipts.run_files import Receipt
 from sordino.transport.run_events import RunEvent

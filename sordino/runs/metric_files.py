@@ -14,7 +14,7 @@ from typing import IO
 
 from sordino.accounting.events import Json
 from sordino.errors import damaged
-from sordino.metrics.rows import RoundLine
+from sordino.metrics import RoundLine
 from sordino.receipts.private import FOLDER
 
 ALWAYS = ("phase", "round", "lost", "model_norm")

@@ -26,7 +26,7 @@ from sordino.engine.server import FederatedServer
 from sordino.errors import BudgetExhausted, ConfigError, unwritten
 from sordino.fast.processor import keep_freed_memory
 from sordino.ledger.files import append_line
-from sordino.metrics.rows import RoundCost, RoundRow
+from sordino.metrics import RoundCost, RoundRow
 from sordino.planning.planner import Planner
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import write_receipt

@@ -26,7 +26,7 @@ from sordino.planning.prices import check_everybody_has_data
 from sordino.runs.backend import ServerRows, source_of
 from sordino.runs.declared_data import DeclaredData, check_words
 from sordino.runs.public_inputs import Disclosures
-from sordino.sampling.kinds import alike
+from sordino.sampling import alike
 
 LISTED = 8  # names in a sentence
 

@@ -30,7 +30,7 @@ from sordino.errors import RunError
 from sordino.ledger.books import PUBLIC_TENSORS, Op
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Entry, State
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
 from sordino.runs import metric_files as metrics

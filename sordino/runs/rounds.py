@@ -21,8 +21,8 @@ from sordino.engine import checkpoint
 from sordino.engine.executor import Answers, Clients, Executor
 from sordino.engine.server import FederatedServer
 from sordino.errors import LedgerError, NonFiniteModel, RunError
+from sordino.metrics import RoundRow, Scores, Secure
 from sordino.metrics.evaluation import Score
-from sordino.metrics.rows import RoundRow, Scores, Secure
 from sordino.receipts.folder import RunFolder
 from sordino.round import Outcome, one_round
 from sordino.runs.backend import Backend, Begun

@@ -27,11 +27,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino import sampling
 from sordino.accounting.pricing import ORDERS
 from sordino.errors import BELOW_ONE, ConfigError, InvalidBudget, Range, check_range, is_number
-from sordino.sampling import kinds
+from sordino.sampling import Cohort, IndependentCohort, Rates, alike
 from sordino.sampling.draws import SamplingWords
-from sordino.sampling.kinds import Cohort, IndependentCohort, Rates, alike
 
 Floats = NDArray[np.float64]
 
@@ -276,7 +276,7 @@ class ThresholdPublished(_ByThreshold):
 
 
 COHORTS: dict[str, type[Cohort]] = {
-    **kinds.COHORTS,
+    **sampling.COHORTS,
     "by_budget": ByBudget,
     "threshold": Threshold,
     "threshold_published": ThresholdPublished,

@@ -27,8 +27,8 @@ from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.errors import ConfigError, LedgerError, RunError, UnsoundGuarantee
 from sordino.fast.processor import keep_freed_memory
+from sordino.metrics import bytes_text
 from sordino.metrics.evaluation import check_shared
-from sordino.metrics.rows import bytes_text
 from sordino.planning.planner import Planner
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder

@@ -28,7 +28,7 @@ from sordino.errors import (
     WireError,
 )
 from sordino.ledger.files import append_line, atomic_write
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 from sordino.planning.agreement import Agreement
 from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage

@@ -27,8 +27,8 @@ from sordino.engine.server import FederatedServer
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Ledger
+from sordino.metrics import Scores
 from sordino.metrics.evaluation import Evaluation, Evaluator, Score
-from sordino.metrics.rows import Scores
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.receipts import private

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from sordino.accounting.facts import Fact, parsed
 from sordino.config import Experiment, Section
 from sordino.errors import SordinoError
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 
 
 def below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:

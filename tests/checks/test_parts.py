@@ -11,7 +11,7 @@ from sordino.checks import check
 HEAD = """
 from dataclasses import dataclass
 import numpy as np, torch, torch.nn.functional as F
-from sordino.sampling.kinds import Cohort, alike
+from sordino.sampling import Cohort, alike
 from sordino.data.row_source import RowSource, SourceRows
 from sordino.metrics.scores import OwnMetric
 from sordino.partition import Scheme

@@ -19,7 +19,7 @@ from sordino.accounting.facts import epsilon_text
 from sordino.accounting.statement import statement
 from sordino.cli import progress as module
 from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
-from sordino.metrics.rows import RoundRow, Scores
+from sordino.metrics import RoundRow, Scores
 from sordino.receipts.receipt import opened
 from sordino.runs.play import Progress
 from sordino.runs.run import start

@@ -20,7 +20,7 @@ from rich.console import Console
 from sordino import config
 from sordino.cli import looking, main
 from sordino.cli.looking import connected, line
-from sordino.metrics.rows import Scores
+from sordino.metrics import Scores
 from sordino.receipts import folder
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import sordino
+from sordino.metrics import RoundRow
 from sordino.metrics.measures import warnings
-from sordino.metrics.rows import RoundRow
 from tests.helpers.command_line import Said
 
 TINY = ("rounds=2", "partition.clients=3", "data.train=120", "data.test=60")

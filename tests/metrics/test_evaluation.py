@@ -15,7 +15,7 @@ import pytest
 from sordino import config
 from sordino.config import Experiment
 from sordino.errors import SordinoError
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.receipts.folder import RunFolder

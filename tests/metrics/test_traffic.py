@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sordino.metrics import RoundRow
 from sordino.metrics.measures import bytes_to, rounds_to
-from sordino.metrics.rows import RoundRow
 from sordino.synthesis.slaug.messages import Sizes
 
 CIFAR10_S1 = Sizes(100, 10, 300, 10, 11_173_962, 1_594_988, 512)

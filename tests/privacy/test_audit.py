@@ -30,7 +30,7 @@ from sordino.privacy.noise.sources import System
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Stage
-from sordino.sampling.kinds import Everyone
+from sordino.sampling import Everyone
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Claim, Examples, Grant, LocalWork, NoiseSource
 from tests.privacy.doubles import linear

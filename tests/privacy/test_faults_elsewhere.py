@@ -28,7 +28,7 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
-from sordino.sampling.kinds import Random
+from sordino.sampling import Random
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, LocalWork, NoiseSource, Params

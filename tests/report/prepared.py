@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 
 LEAST = 12  # images that a prototype needs: some device declines
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save
 import sordino
 from sordino import keys
 from sordino.engine import checkpoint
-from sordino.metrics import measures
+from sordino.metrics import RoundLine, measures
 from sordino.metrics.measures import (
     PlainRound,
     Target,
@@ -39,7 +39,6 @@ from sordino.metrics.measures import (
     targets,
     traffic,
 )
-from sordino.metrics.rows import RoundLine
 from sordino.receipts.folder import RunFolder
 from sordino.report.run_facts import gather
 from sordino.results.markup import FRAME, strip

@@ -18,11 +18,10 @@ import house_size  # noqa: E402
 
 ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "privacy", "receipts", "sampling"}
 # of other rooms: lazy matrices that types name, what a reader of episodes records for a GPU, what a task and a label
-# declare, rows of metrics.jsonl
+# declare
 FILES = {
     "data/label_kinds.py",
     *(f"fast/{name}.py" for name in ("factored", "graphs", "processor", "products")),
-    *(f"metrics/{name}.py" for name in ("rows",)),
     *(f"tasks/{name}.py" for name in ("personalise", "problems")),
 }
 SHARED = ["branches", "device", "errors", "keys", "later", "tree", "types", "user_code", "version"]

@@ -23,6 +23,7 @@ from sordino.accounting.gaussian_dp import epsilon_of, mu_of
 from sordino.accounting.words import rounded_up
 from sordino.cli.program import app
 from sordino.errors import SordinoError
+from sordino.metrics import RoundRow, ScoreSpread
 from sordino.metrics.measures import (
     at_bytes,
     at_round,
@@ -34,7 +35,6 @@ from sordino.metrics.measures import (
     rounds_to,
     traffic,
 )
-from sordino.metrics.rows import RoundRow, ScoreSpread
 from sordino.receipts.folder import RunFolder
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, check_equal, compare, table

@@ -21,7 +21,7 @@ from sordino import config
 from sordino.accounting.gaussian_dp import epsilon_of, mu_of
 from sordino.config import Experiment
 from sordino.errors import SordinoError
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 from sordino.receipts.receipt import spending
 from sordino.results import markup, one_run
 from sordino.results.one_run import Result

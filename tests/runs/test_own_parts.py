@@ -22,7 +22,7 @@ from sordino.partition import Scheme
 from sordino.runs.play import Callback
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
-from sordino.sampling.kinds import Cohort, PoissonSample, alike, check_promises
+from sordino.sampling import Cohort, PoissonSample, alike, check_promises
 from sordino.tasks.losses import alone
 from tests.laws.cases import BY_NAME
 

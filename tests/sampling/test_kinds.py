@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sordino import keys
+from sordino import sampling as cohorts
 from sordino.accounting.events import Gaussian, Poisson
 from sordino.errors import ConfigError
-from sordino.sampling import kinds as cohorts
-from sordino.sampling.draws import SamplingWords, first_head
-from sordino.sampling.kinds import (
+from sordino.sampling import (
     COHORTS,
     Cohort,
     Everyone,
@@ -32,6 +31,7 @@ from sordino.sampling.kinds import (
     RoundRobinPeer,
     binomial_quantile,
 )
+from sordino.sampling.draws import SamplingWords, first_head
 
 KEY = keys.root(5)
 Drawn = NDArray[np.bool_]  # rounds x clients

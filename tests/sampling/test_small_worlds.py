@@ -21,9 +21,8 @@ from sordino.accounting.accountants import best
 from sordino.accounting.events import DiscreteGaussian, Event, Laplace, Poisson, Repeat
 from sordino.accounting.statement import lacking
 from sordino.privacy.noise.distributions import TOTAL_VARIATION
-from sordino.sampling import draws
+from sordino.sampling import PoissonSample, Random, draws
 from sordino.sampling.by_budget import ByBudget
-from sordino.sampling.kinds import PoissonSample, Random
 from tests.helpers.exact_laws import WORDS, Law, changes, delta_of_both, gaussian_law, laplace_law, mixed, worst
 
 slow = pytest.mark.slow
@@ -262,7 +261,7 @@ SAMPLERS = {"off by one": overlapping, "one coin for all": a_round_of_two_words}
 
 @pytest.mark.parametrize("twin", SAMPLERS)
 def test_a_sampler_that_is_a_little_off_is_caught(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.sampling.kinds.heads", SAMPLERS[twin])
+    monkeypatch.setattr("sordino.sampling.heads", SAMPLERS[twin])
     hidden.cache_clear()
     try:
         law = hidden(0.3, 3)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sordino.errors import ConfigError
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
 from sordino.runs.play import Ended

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sordino
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 from sordino.receipts.verify import verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

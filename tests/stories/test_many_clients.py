@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from sordino import config, keys
 from sordino.data.dataset import Dataset, Split
 from sordino.engine.server import FederatedServer
+from sordino.metrics import Scores
 from sordino.metrics.evaluation import LISTED, Evaluator
-from sordino.metrics.rows import Scores
 from sordino.partition import Natural, counts
 from sordino.partition.row_numbers import RowNumbers
 from sordino.receipts.receipt import _of_all, _spread, some_of

@@ -16,9 +16,9 @@ from sordino.accounting.claims import standing
 from sordino.accounting.facts import epsilon_text
 from sordino.accounting.statement import strongest
 from sordino.accounting.words import described, merged, subject
+from sordino.metrics import RoundRow, bytes_text
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import last_scored
-from sordino.metrics.rows import RoundRow, bytes_text
 from sordino.receipts.run_files import OfClient, Spending
 from sordino.report import frame, run_facts
 from sordino.report.charts import lines

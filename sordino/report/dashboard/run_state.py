@@ -26,7 +26,7 @@ from sordino.accounting.claims import Subject, standing
 from sordino.accounting.facts import delta_text
 from sordino.branches import part
 from sordino.errors import SordinoError
-from sordino.metrics.rows import PreparedRow, RoundRow
+from sordino.metrics import PreparedRow, RoundRow
 from sordino.planning.agreement import Agreement
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending

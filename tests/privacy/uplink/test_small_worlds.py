@@ -24,7 +24,7 @@ from sordino.privacy.noise.distributions import TOTAL_VARIATION, IntegerNoiseLaw
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.stages import Clip, Noise
-from sordino.sampling.kinds import Everyone
+from sordino.sampling import Everyone
 from sordino.types import Bound, Grant
 from tests.helpers.exact_laws import Law, Script, delta_of_both, gaussian_law, laplace_drawn, laplace_law, worst
 from tests.privacy.doubles import Still

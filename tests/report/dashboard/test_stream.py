@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sordino.metrics.rows import RoundRow
+from sordino.metrics import RoundRow
 from sordino.report.dashboard import run_state as watching
 from sordino.report.dashboard.page import Cursor, Listener, cursor, of_event
 from sordino.report.dashboard.run_state import RunMoment, WatchedRun
