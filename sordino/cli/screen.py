@@ -42,7 +42,7 @@ class Screen(Console):
 
 
 def lines(table: Table) -> Iterator[str]:
-    """Render a table as plain lines, each cell as wide as the widest below its head."""
+    """Render a table as plain lines, every column as wide as its widest cell."""
     if table.title:
         yield str(table.title)
     cells = [[str(column.header), *_words(list(map(str, column.cells)))] for column in table.columns]

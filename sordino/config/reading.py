@@ -218,8 +218,9 @@ LIKE = {"int_type": "10", "float_type": "0.5", "finite_number": "0.5", "bool_typ
 
 
 def sweep(setting: str) -> str:
-    """Command to suggest for a setting with several values. Two whole numbers may also be a decimal comma: then that is
-    suggested too."""
+    """Advice for the error about a setting with several values: the command that runs each of them. Two whole numbers
+    may be meant as one with a decimal comma; then that is said too.
+    """
     comma = re.fullmatch(r"([\w.]+=-?\d+),(\d+)", setting)
     point = f"; or write {comma[1]}.{comma[2]}, with a decimal point" if comma else ""
     return f"sordino compare EXPERIMENT.toml --set {setting}{point}"

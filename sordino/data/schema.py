@@ -55,7 +55,7 @@ UNPAID = "a vocabulary that is learned from rows reveals the words in them, and 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a schema."""
+    """One column of a table, as its schema declares it."""
 
     kind: str
     low: float = 0.0  # of numbers
@@ -140,7 +140,7 @@ def loaded(tokenizer: str) -> Any:
 
 @dataclass(frozen=True)
 class KeyColumn(Column):
-    """A key that several rows may share: those of one person."""
+    """A column whose value says to whom a row belongs, such as a patient's number: several rows may share it."""
 
     rows: int = 1  # at most
 

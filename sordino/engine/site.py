@@ -376,7 +376,7 @@ class RoundHere:
         self._compared = True
 
     def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
-        """Unit of these clients, which another process may compute."""
+        """A unit of work: these clients of the round, to be computed in one call, perhaps in another process."""
         who = [one.client for one in members]
         cost = len(who) * (BESIDE + max(one.grant.size for one in members))
         told, states = [vars(terms[k]) for k in who], [one.state for one in members]

@@ -79,12 +79,14 @@ def of_positions(of: Callable[[Tensor, Tensor], Tensor], g: Tensor, a: Tensor) -
 
 
 def rounded(total: Tensor, dtype: torch.dtype) -> Matrix:
-    """The sum `total` (float64), which is converted to `dtype` where float64 is not needed."""
+    """Wraps a sum computed in float64: as an ordinary tensor it is rounded to `dtype`; where float64 is needed, `wide`
+    gives it unrounded.
+    """
     return RowSum(lambda rows: rows[0], total[None], dtype=dtype)
 
 
 def wide(value: Matrix) -> Tensor:
-    """The value as a tensor: a sum over rows computed in float64, anything else unchanged."""
+    """A tensor in full precision: a sum over rows (`RowSum`) in float64, anything else unchanged."""
     if isinstance(value, Product) and value.right is not None:
         value = RowSum(lambda left, right: left.t() @ right, value.left, value.right)
     return value.wide() if isinstance(value, RowSum) else dense(value)

@@ -172,8 +172,8 @@ def _priced(plan: Plan, offer: Offer, client: int) -> Iterator[Event]:
 
 
 def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
-    """Refuses, before a run, a secure sum that cannot add, or not decrypt or unmask, the uploads of its largest round,
-    or whose algorithm needs each upload by itself (`reads_each`).
+    """Refuses, before a run, a secure sum that its largest round would overflow, or leave with too few uploads to
+    decrypt or unmask; and one whose algorithm needs each upload by itself (`reads_each`).
     """
     if uplink.secure is None or uplink.grid is None:
         return

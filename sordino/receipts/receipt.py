@@ -109,7 +109,9 @@ def _scored(environment: Environment) -> tuple[str, ...]:
 def stated(
     notes: Sequence[str], public: PublicNumbers, delta: float, environment: Environment, check: bool
 ) -> list[Guarantee]:
-    """Guarantees that follow from the releases in the ledger, less what a site's shared scores reveal."""
+    """Guarantees that follow from the releases in the ledger; where a site shares scores, without those that the scores
+    void.
+    """
     rows = statement(notes, len(public.sizes), delta, check, public.rows_per_key)
     return beside_scores(rows, delta) if environment.shares_scores else rows
 

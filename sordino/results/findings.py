@@ -44,8 +44,9 @@ class ReplayedCanaries(Fact):
 
 
 class AuditPower(Fact):
-    """Power of an audit, which is tried on broken twins: copies of the run with too little noise behind the same claim.
-    `caught`: the factor by which the noise of the refuted twin was too small; `missed`: those of the others.
+    """Power of an audit: which broken twins it noticed, that is, copies of the run with too little noise behind the
+    same claim. `caught`: the factor by which noise was too small in the twin that the audit refuted; `missed`: the
+    factors in twins that it did not refute.
     """
 
     caught: float | None = None

@@ -239,8 +239,8 @@ def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> Html:
 
 
 def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, instead: str) -> pandas.DataFrame:
-    """Make a data frame of rows; `columns` are its columns where there are no rows. `instead`: where the same numbers
-    are found without pandas.
+    """Make a data frame of rows; `columns` are its columns where there are no rows. `instead`: where to find the same
+    numbers without pandas, for the error if pandas is missing.
     """
     with extra("frames", "data frames", "pandas-missing", otherwise=f"; {instead} has the same numbers without pandas"):
         import pandas

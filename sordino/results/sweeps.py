@@ -88,7 +88,7 @@ class Composed(Subject):
 
 
 class Notes(NamedTuple):
-    """Releases in the ledger of one run."""
+    """Ledger notes of one run, which describe its releases."""
 
     texts: Sequence[str]
     population: int  # clients

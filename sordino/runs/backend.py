@@ -79,7 +79,7 @@ class Backend(ABC):
 
     @abstractmethod
     def evaluation(self) -> Callable[[int, Tree, Score], Scores]:
-        """The function that evaluates models after a round, on the test examples at hand."""
+        """The function that evaluates models after a round, on the test examples that this side holds."""
 
     def check_evaluation(self) -> EvaluationSettings:
         """The settings of [evaluation]; refused where this phase cannot be evaluated so."""

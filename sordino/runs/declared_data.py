@@ -81,7 +81,7 @@ class DeclaredData:
 
     @property
     def ordered(self) -> bool:
-        """True where the order of the rows may be a secret: those of a table, or of a user's own source."""
+        """True where the order of the rows may be secret: in a table, or in a user's own source."""
         return self.data.source == "tabular" or self.own is not None
 
     @property

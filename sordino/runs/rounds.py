@@ -228,7 +228,9 @@ def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:
 
 
 def stands(federation: FederatedServer, loaded: checkpoint.Loaded, folder: Path) -> PhaseState:
-    """State of a phase from its checkpoint, once the ledger agrees; a release that a crash cut short is completed."""
+    """State of a phase, read from its checkpoint and compared with the ledger, which must be as new. Completes a
+    release that a crash cut short.
+    """
     if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
         raise LedgerError(
             f"the ledger of {folder} does not know what this run has spent",

@@ -37,7 +37,9 @@ Floats = NDArray[np.float64]
 
 
 class LostBudget(NamedTuple):
-    """Weights of the two kinds of lost budget, to sampling and to noise, in the cost of a threshold."""
+    """Weights, in the cost of a sampling threshold, of the budget that clients lose to rarer sampling and of the budget
+    that they lose to larger noise.
+    """
 
     rule: Literal["weighted", "sum", "fixed", "count"] = "weighted"
     weights: tuple[float, float] = (0.7, 0.3)  # of `fixed` and `count`

@@ -130,7 +130,7 @@ def decrypt(vector: Foreign, context: Foreign) -> list[Foreign]:
 
 
 def bare(ring: Ring, vector: Foreign) -> bytes:
-    """The bytes of a ciphertext as SEAL writes them."""
+    """The bytes of a ciphertext as SEAL writes them, without TenSEAL's envelope."""
     data = vector.serialize()
     before, after = _ends(ring)
     part: bytes = data[len(before) + 3 : len(data) - len(after)]

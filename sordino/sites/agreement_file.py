@@ -54,7 +54,7 @@ class AgreedClient(Fact, extra="forbid"):
 
 
 class SitesAgreement(Fact, extra="forbid"):
-    """Contents of agreement.toml."""
+    """Contents of agreement.toml: the clients of a run between sites, and public facts about their data."""
 
     format: Format
     data: Announced
@@ -73,7 +73,7 @@ class SitesAgreement(Fact, extra="forbid"):
 
     @property
     def sites(self) -> dict[str, list[int]]:
-        """Client numbers of each site."""
+        """Sites by name, each with the numbers of its clients."""
         found: dict[str, list[int]] = {}
         for k, client in enumerate(self.clients):
             found.setdefault(client.site, []).append(k)

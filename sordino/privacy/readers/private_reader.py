@@ -212,14 +212,17 @@ def remembering(name: str) -> UnsoundGuarantee:
 
 
 def may_be_missing(reader: NoisyReader, grant: Grant) -> bool:
-    """True if an example may be missing (zero_out) behind real noise. Then each goes through the network in a pass of
-    its own: how many go together decides how each is rounded, and at weights of a server's choice by whole clips.
+    """True if the guarantee must hide under real noise that an example exists (zero_out). Each example then has a pass
+    through the network of its own: how many share a pass decides how each is rounded, and at weights of a server's
+    choice that changes the sum by whole clips.
     """
     return reader.neighbours == "zero_out" and is_real(grant.source.name)
 
 
 def alone(of: Callable[[Tensor], Tensor], rows: Tensor, solo: bool = False) -> Tensor:
-    """The values `of(rows)` [n, d], computed on each row by itself; in a call of its own if `solo`."""
+    """Applies the function `of` to each row separately; returns the values [n, d]. `solo`: one call for each row, not
+    one vectorised call.
+    """
     if not solo:
         with suppress(RuntimeError):  # a branch on a value; any other error comes up again
             return torch.func.vmap(lambda row: of(row[None])[0])(rows)

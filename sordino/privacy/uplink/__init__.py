@@ -255,7 +255,7 @@ class Uplink(Links):
         return [self.opened(u, zero, w) for u, w in zip(uploads, weights, strict=True)]
 
     def opened(self, upload: Tree, zero: U, weight: float) -> U:
-        """One upload, decoded, without its weight: what anyone who receives it by itself can read."""
+        """One upload as whoever receives it by itself can read it: decoded, without its weight."""
         opened: U = self._decode(upload if weight == 1.0 else tree.scale(1 / weight, upload), zero)
         return opened
 

@@ -219,8 +219,8 @@ def _after(links: Links, first: type[Stage]) -> tuple[Stage, ...]:
 
 
 def _reading(links: Links) -> Stage | None:
-    """First stage for which the server must read each upload by itself: one that adapts to them, or one of the server's
-    own.
+    """First stage that needs each upload by itself at the server: an adaptive one, or one that the server computes,
+    such as a robust sum.
     """
     stages = (*links.client, *links.server)
     return next((s for s in stages if s.reads_each and (s.learns or s in links.server)), None)

@@ -98,7 +98,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
 
     @property
     def drawn_by(self) -> GeneratorShape:
-        """Shape of the generator."""
+        """Shape of the generator that draws the images."""
         return self._shape
 
     @property
@@ -222,7 +222,9 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         return bool(self.separation) and bool(down.known.any())
 
     def _names(self, task: Task, labels: Tensor) -> Tensor:
-        """Labels of generated images for the loss: those of real images, or (shifted) outputs of their own."""
+        """Labels of generated images for the loss: the same classes as real images, or (shifted) further outputs of the
+        network.
+        """
         return labels + task.labels if self.label_mode == "shifted" else labels
 
     def _features(self, task: Task, params: Params, x: Tensor) -> Tensor:
