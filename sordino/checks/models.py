@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.checks.trial import Broken, require
 from sordino.errors import DataError
+from sordino.tasks import Classify, NextToken, Regress
 from sordino.tasks.architecture import Architecture, build_net
 from sordino.tasks.language import LanguageModel
 from sordino.tasks.network import InputSettings
-from sordino.tasks.problems import Classify, NextToken, Regress
 from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Params
 

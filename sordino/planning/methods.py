@@ -16,7 +16,7 @@ from sordino.later import when_used
 from sordino.privacy.readers.open import Open
 from sordino.sampling import Cohort, check_promises
 from sordino.sampling.by_budget import COHORTS
-from sordino.tasks.problems import PROBLEMS, Problem
+from sordino.tasks import PROBLEMS, Problem
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from sordino.privacy.readers.open import Open
 from sordino.results.one_run import frame
 from sordino.runs import bundle as bundles
 from sordino.runs.bundle import Bundle
+from sordino.tasks import PROBLEMS, Problem
 from sordino.tasks.language import LanguageModel
 from sordino.tasks.network import InputSettings
 from sordino.tasks.personalise import WAYS, NearestMean, Shared
-from sordino.tasks.problems import PROBLEMS, Problem
 from sordino.tasks.supervised import Classification, Supervised
 from sordino.types import Examples, Grant
 

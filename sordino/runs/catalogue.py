@@ -82,8 +82,8 @@ def _choices() -> dict[str, Mapping[str, Callable[..., object]]]:
     from sordino.config import gates
     from sordino.partition import SCHEMES
     from sordino.sampling.by_budget import COHORTS
+    from sordino.tasks import PROBLEMS
     from sordino.tasks.nets import NETS
-    from sordino.tasks.problems import PROBLEMS
 
     return {
         "algorithm": all_algorithms(),

@@ -24,7 +24,7 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.partition import SCHEMES, Scheme
 from sordino.partition.row_numbers import unfit
 from sordino.planning import methods
-from sordino.tasks.problems import Problem
+from sordino.tasks import Problem
 
 LEARNED = "learned"  # data.schema: inferred from the rows
 INVENTED = ("quadratic", "synthetic")  # data of no person

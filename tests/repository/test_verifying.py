@@ -22,7 +22,7 @@ ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "
 FILES = {
     "data/label_kinds.py",
     *(f"fast/{name}.py" for name in ("factored", "graphs", "processor", "products")),
-    *(f"tasks/{name}.py" for name in ("personalise", "problems")),
+    "tasks/personalise.py",
 }
 SHARED = ["branches", "device", "errors", "keys", "later", "tree", "types", "user_code", "version"]
 MOST = 12_000  # lines of code

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from sordino import config, keys
 from sordino.errors import SordinoError
 from sordino.privacy.readers.per_example_gradients import one_by_one
+from sordino.tasks import PROBLEMS
 from sordino.tasks.language import LanguageModel, NextTokenLoss
 from sordino.tasks.network import InputSettings
-from sordino.tasks.problems import PROBLEMS
 from sordino.tasks.transformer import AttentionBlock, transformer
 from sordino.types import Examples, Params
 

@@ -15,6 +15,7 @@ from sordino.algorithms import all_algorithms
 from sordino.algorithms.optional import OwnLoss
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.planning.methods import Methods
+from sordino.tasks import PROBLEMS, Problem
 from sordino.tasks.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -26,7 +27,6 @@ from sordino.tasks.losses import (
 )
 from sordino.tasks.nets import NETS
 from sordino.tasks.network import InputSettings
-from sordino.tasks.problems import PROBLEMS, Problem
 from sordino.tasks.supervised import Supervised
 from sordino.types import Examples
 
