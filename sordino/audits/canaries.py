@@ -170,8 +170,8 @@ class CanaryDirections(Canaries):
 
 
 def directions(key: Key, many: int, numbers: int, order: int) -> Tensor:
-    """Random unit vectors, orthogonal if there are enough coordinates; vectors with a single coordinate for the
-    1-norm.
+    """Random unit vectors, `many` of them with `numbers` coordinates: orthogonal if there are enough coordinates; for
+    the 1-norm (`order` 1) each has a single coordinate.
     """
     if order == 1:
         return torch.nn.functional.one_hot(keys.permutation(key, numbers)[:many], numbers).float()

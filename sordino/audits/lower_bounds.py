@@ -271,9 +271,9 @@ class Pair:
 
 
 def likelihood(seen: Tensor, origin: Tensor, towards: Tensor, std: Tensor, rate: float) -> Tensor:
-    """Log likelihood ratio of each release under Gaussian noise, where each coordinate is shifted with probability
-    `rate`: the best test statistic (Neyman and Pearson). `towards`: the shift of each coordinate divided by its
-    variance.
+    """Log likelihood ratio of each release in `seen`, with Gaussian noise of deviation `std` around `origin`, where
+    each coordinate is shifted with probability `rate`: the best test statistic (Neyman and Pearson). `towards`: the
+    shift of each coordinate divided by its variance.
     """
     shift = towards * std
     told = (seen - origin) / std * shift - shift**2 / 2

@@ -79,7 +79,8 @@ class _Kept:
 @contextlib.contextmanager
 def opened(path: Path, known: Json, private: bool, hidden: bool) -> Iterator[Rows]:
     """Open the file of public rows and, if `private`, that of the rows of single clients, both truncated to the lengths
-    that the checkpoint names.
+    that the checkpoint names (`known`). `hidden`: public rows leave out the size of the cohort, and all that grows with
+    it.
     """
     with contextlib.ExitStack() as stack:
         public = stack.enter_context(_cut(path, known, "metrics", 0o644))

@@ -203,7 +203,9 @@ class Setup(PlannedPhase):
     def federation(
         self, home: Home, dataset: str, ledger: Path | str, run: str, only: Members = None, reading: bool = False
     ) -> FederatedServer:
-        """The server of this phase, on its ledger."""
+        """The server of this phase: its data (`home`) and its privacy accounts on the ledger. `only`: accounts of these
+        clients alone; `reading`: the ledger is opened for reading only.
+        """
         return self.accounts(partial(FederatedServer, home=home), dataset, ledger, run, only, reading)
 
 

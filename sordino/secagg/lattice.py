@@ -107,7 +107,7 @@ def read(data: bytes) -> tuple[Ring, Foreign]:
 
 def write(context: Foreign, secret: bool) -> bytes:
     """Bytes of a context without the keys for products (relinearisation) and rotations (Galois), which sums do not
-    need.
+    need. `secret`: the secret key is among them.
     """
     made: bytes = context.serialize(
         save_public_key=True, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False

@@ -108,7 +108,9 @@ class SiteAccounts:
         self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
 
     def _witnessed(self, folder: Path, moved: bool) -> Witness:
-        """Record, in the user's state folder, of the answers that have left this site."""
+        """Record, in the user's state folder, of the answers that have left this site; the ledger is compared with it.
+        `moved`: a ledger that lacks some gets them again, as spent.
+        """
         found, ledger = Witness.of(folder, lambda ledger, op: op in self._answered), self.training.ledger
         self.lost = found.check(ledger, moved)
         if self.lost:

@@ -198,8 +198,8 @@ def bits(y: Tensor, many: int) -> Tensor:
 
 
 def class_means(z: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean feature and the number of examples of each class. Differentiable; a class without examples has
-    mean 0.
+    """The mean of the features `z` of each class, and the number of its examples. Differentiable; a class without
+    examples has mean 0.
     """
     counts = torch.bincount(labels, minlength=classes).to(z.dtype)
     sums = z.new_zeros(classes, z.shape[1]).index_add(0, labels, z)
@@ -225,8 +225,8 @@ def separation(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, tem
 
 
 def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float) -> Tensor:
-    """One loss per example: small if its features are near those of the shared model and far from those of the client's
-    last model (Li, He and Song, CVPR 2021).
+    """One loss per example: small if its features `z` are near those of the shared model and far from those of the
+    client's last model, `before` (Li, He and Song, CVPR 2021).
     """
     near = torch.nn.functional.cosine_similarity(z, shared.detach(), dim=1) / temperature
     far = torch.nn.functional.cosine_similarity(z, before.detach(), dim=1) / temperature
@@ -234,8 +234,9 @@ def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float
 
 
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Supervised contrastive loss (Khosla et al., NeurIPS 2020): for each anchor, -log softmax of its cosines, averaged
-    over the other examples of its class; then the mean over anchors. An example that is alone in its class counts 0.
+    """Supervised contrastive loss of features `z` (Khosla et al., NeurIPS 2020): for each anchor, -log softmax of its
+    cosines, averaged over the other examples of its class; then the mean over anchors. An example that is alone in its
+    class counts 0.
     """
     z = torch.nn.functional.normalize(z, dim=1)
     n = len(z)

@@ -71,8 +71,8 @@ def inputs(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def chosen(mixtures: Tensor, strength: Tensor, many: int) -> Tensor:
-    """The likeliest images without duplicates: first those on which units agree; then those with values in the range of
-    pixels, smooth, and from a unit with a strong gradient.
+    """The `many` likeliest images among `mixtures`, without duplicates: first those on which units agree; then smooth
+    ones, with values in the range of pixels, from a unit with a strong gradient (`strength`).
     """
     flat = mixtures.flatten(1)
     agree = (torch.cdist(flat, flat) ** 2 / flat.shape[1] < SAME).sum(1)

@@ -110,7 +110,9 @@ def by_area(
 
 
 def _verdict(low: float, control: float | None, whom: str) -> tuple[Verdict, str]:
-    """The verdict: the attack succeeds if the whole interval of the area lies above chance."""
+    """The verdict: the attack succeeds if the lower end `low` of the area's interval lies above chance. `control`: the
+    area without protection; `whom`: what to call the members.
+    """
     if control is not None and control <= CHANCE:
         return "no power", BLIND
     if low > CHANCE:

@@ -56,7 +56,9 @@ SIGNS: dict[str, Callable[[Tensor], Tensor]] = {"reciprocal": lambda ratio: 1 / 
 
 
 def diversity(x1: Tensor, x2: Tensor, r1: Tensor, r2: Tensor, sign: str = "reciprocal") -> Tensor:
-    """Diversity loss: small if images with the same label differ in proportion to the difference of their noise."""
+    """Diversity loss for images `x1`, `x2` of the same labels, drawn from noise `r1`, `r2`: small if images differ in
+    proportion to their noise. `sign`: "literal" is the formula as printed, which rewards equal images.
+    """
     return SIGNS[sign]((x1 - x2).abs().mean() / (r1 - r2).abs().mean())
 
 

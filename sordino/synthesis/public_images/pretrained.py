@@ -154,7 +154,7 @@ class BigGanNetwork(nn.Module):
         self.generator = BigGanGenerator(plan)
 
     def forward(self, z: Tensor, of: Tensor, truncation: float) -> Tensor:
-        """Images from -1 to 1 for noise and ImageNet ids."""
+        """Images from -1 to 1 for noise `z` and ImageNet class numbers `of`."""
         made: Tensor = self.generator(torch.cat([z, self.embeddings.weight.T[of]], 1), truncation)
         return made
 
