@@ -88,7 +88,7 @@ def has_natural_clients(data: object) -> bool:
     """True where [data] tells which client each row belongs to: by a column that names the client, or by one file for
     each client.
     """
-    from sordino.data.table_names import is_one_file
+    from sordino.data import is_one_file
 
     if not isinstance(data, Mapping) or data.get("source") != "tabular":
         return False

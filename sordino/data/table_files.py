@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
-from sordino.data.table_names import TABLES, is_pattern, kind_of
+from sordino.data import TABLES, is_pattern, kind_of
 from sordino.errors import DataError
 
 IN_MEMORY = Path("data in memory")

@@ -26,13 +26,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sordino.data import stem_of
 from sordino.data.cells import Missing, TableSource, gaps, is_text, numbers_in, texts
 from sordino.data.columns import Columns, Owners, columns_of, misfit, remarks
 from sordino.data.dataset import Array, Dataset, Split, apart, check_split
 from sordino.data.label_kinds import LabelKind
 from sordino.data.schema import TableSchema, check_roles
 from sordino.data.table_files import GivenDialect, TableRows
-from sordino.data.table_names import stem_of
 from sordino.errors import DataError
 
 DROPPED = "the rows left out for a missing value are treated as public"
