@@ -381,8 +381,8 @@ Message: TypeAlias = tuple[str, Way]  # the name of a phase, and a direction
 
 
 class Formula(Protocol):
-    """Interface of a paper's formula for traffic, counted in parameters: those of the preparation, and those added to
-    each round.
+    """Interface of a publication's own formula for the traffic of a method with a preparation, counted in parameters
+    sent.
     """
 
     @property

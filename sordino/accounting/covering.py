@@ -147,8 +147,8 @@ def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Clai
 
 @lru_cache(maxsize=4096)
 def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, check: bool = False) -> Bounded:
-    """Epsilon of all parts together, and the bound by each accountant. `check`: also a lower and an upper limit of an
-    exact one, by numerical integration.
+    """Epsilon of all `parts` (composed releases) together, and the bound by each accountant. `check`: also a lower and
+    an upper limit of an exact one, by numerical integration.
     """
     if len(parts) == 1:
         return _alone(parts[0], delta, check)
@@ -164,8 +164,8 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
 
 @lru_cache(maxsize=4096)
 def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> float:
-    """Epsilon of all parts together, without the list of each accountant's bound that `bounded` adds: for a single part
-    this is faster.
+    """Epsilon of all `parts` (composed releases) together, without the list of each accountant's bound that `bounded`
+    adds: for a single part this is faster.
     """
     if len(parts) == 1 and parts[0].steps == 1:
         return best(parts[0].event, delta, parts[0].neighbours).epsilon

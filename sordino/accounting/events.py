@@ -243,8 +243,8 @@ def said(event: Event) -> list[str]:
 
 
 class Reduced(NamedTuple):
-    """Composed events in the form that accountants take: all plain Gaussians as one, others with counts. `private` is
-    False if any part is without protection.
+    """Composed events in the form that accountants take: all plain Gaussians as one, every other mechanism with the
+    number of its uses. `private` is False if any part is without protection.
     """
 
     gaussian: Gaussian | None
@@ -257,8 +257,8 @@ class Reduced(NamedTuple):
 
 
 def reduce(event: Event, neighbours: str) -> Reduced:
-    """Reduces an event to what accountants compose: one Gaussian, whose mu^2 is the sum of all mu^2, and counts of all
-    others.
+    """Reduces an event to what accountants compose: all plain Gaussians as one (their mu^2 added up), and every other
+    mechanism with the number of its uses.
     """
     mus: list[float] = []
     others: Counter[Event] = Counter()

@@ -111,8 +111,8 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
             return False
 
     def accept_model(self, model: Any) -> None:
-        """Stores a site's model update. A result of another kind, or a second one in a round, raises an error: it adds
-        zeros to the sum, and the workflow reports that the site's contribution was not accepted.
+        """Stores a site's model update. Raises an error for a result of another kind, or for a second one in a round:
+        it counts as zeros in the sum, and the workflow reports that the site's contribution was not accepted.
         """
         site, meta = str(model.meta.get("client_name")), model.meta
         try:

@@ -237,8 +237,9 @@ class PrivateUplink:
 
     @contextmanager
     def _release(self) -> Iterator[tuple[Accounts, OpenRound, NoiseSource]]:
-        """Pays for the next round, on disk, before its noise is drawn: a crash may waste a paid round, but never
-        releases an unpaid one."""
+        """Context for one release: charges the next round to the budget, on disk, before its noise is drawn. A crash
+        may waste a paid round, but never releases an unpaid one.
+        """
         with self._books() as books:
             now = books.reserve(*self._prices(books))
             books.begin(now)

@@ -105,7 +105,7 @@ def audit(
 
 
 def _check_alone(trials: bool, system: bool, twin: bool) -> None:
-    """Refuse options that have no meaning beside --trained."""
+    """Refuse --trials, --system and --twin beside --trained, where they have no meaning."""
     for option, given in (("--trials", trials), ("--system", system), ("--twin", twin)):
         if given:
             raise ConfigError(

@@ -270,8 +270,9 @@ class ImageNeeds:
 class CandidateSource(Protocol):
     @property
     def label(self) -> str:
-        """Warning to print beside every result: that these images are not, or not known to be, those of a text-to-image
-        model. Empty where they are."""
+        """Warning to print beside every result if these images do not, or may not, come from a text-to-image model;
+        else empty.
+        """
         ...
 
     @property

@@ -37,7 +37,9 @@ class Operand(NamedTuple):
     each: bool  # has every client its own, in front? Else this one is everybody's
 
     def of(self, clients: int) -> Tensor:
-        """The tensor with the dimension of clients in front; a tensor that all clients share is expanded."""
+        """The tensor with one entry per client along its first dimension; a tensor that all clients share is
+        expanded.
+        """
         return self.whole if self.each else self.whole.expand(clients, *self.whole.shape)
 
 

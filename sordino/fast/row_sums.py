@@ -36,8 +36,8 @@ class RowSum(Lazy):
     def __init__(
         self, of: Callable[..., Tensor], *rows: Tensor, most: int = ROWS, dtype: torch.dtype | None = None
     ) -> None:
-        """`of`: adds up rows, at most `most` of them in one call; `dtype`: of the sum where float64 is not needed
-        (None: that of the last rows).
+        """`of`: function that adds up rows, at most `most` of them in one call. `dtype`: of the result where float64 is
+        not needed; None: that of the last tensor in `rows`.
         """
         self._of, self._rows, self._most, self._dtype = of, rows, most, dtype or rows[-1].dtype
         self._near: Tensor | None = None

@@ -335,9 +335,9 @@ def check_sizes(privacy: Privacy) -> None:
 def check_secure(
     uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta: float, coordinates: int, faults: bool = False
 ) -> None:
-    """Refuses integer noise that has too few grid steps for its price, shares of noise that would overflow the sum, and
-    a secure sum over a hidden cohort where an aborted round would show too often how few clients were drawn. `faults`:
-    clients may be lost or late.
+    """Refuses a secure sum whose guarantee would fail: integer noise with too few grid steps for its price; shares of
+    noise that would overflow the sum; a hidden cohort where aborted rounds would show too often that few clients were
+    drawn. `faults`: clients may be lost or late.
     """
     secure, noise, grid = uplink.secure, uplink.noise(), uplink.grid
     if noise is None or grid is None:

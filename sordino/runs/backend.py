@@ -51,7 +51,7 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend(ABC):
-    """Backend of a phase: where its clients are and how they are reached, apart from the run's folder."""
+    """Backend of a phase: the planned phase, the server's data, and how clients are reached."""
 
     setup: Setup
     home: ServerData

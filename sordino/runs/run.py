@@ -1,14 +1,14 @@
 """A simulated run, begun or resumed. Everything it leaves lies in one folder.
 
 experiment.toml   resolved      environment.json  where it ran          metrics.jsonl     one object per round
-ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt
+ledger.sqlite     what was spent   checkpoints/   to resume from   privacy.json   the receipt
 model.safetensors the whole network   model.json   how it is used
 agreement.json    public numbers   private/       not to be shared (see `receipts.private`)
 candidates.json   how the server's own images were made, where an algorithm asks for such
 
-Runs on one ledger identify their data by digests under one key. While a ledger is being created its key is a draft,
-locked by the creating process, and renamed once the ledger exists. So a key without a ledger says that the ledger is
-lost.
+Runs that share a ledger identify their data by digests under one key, a file beside the ledger. While a ledger is being
+created its key is a draft, locked by the creating process, and renamed once the ledger exists. So a key without a
+ledger says that the ledger is lost.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ INTEGERS = np.dtype("<i8")  # of an opened sum
 
 
 def held(whole: Whole, stage: int) -> Encrypted | None:
-    """The encrypted sum of this phase, if a separate key holder decrypts it; otherwise None."""
+    """The encryption stage of a phase's uplink, if a separate key holder decrypts its sums; otherwise None."""
     secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
     return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
 

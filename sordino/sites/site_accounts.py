@@ -42,8 +42,8 @@ class SignedHead:
     """
 
     def __init__(self, signer: Signer, place: Callable[[], str], check: Callable[[str], None]) -> None:
-        """`place`: current head of this side's ledger, as its messages state it. `check`: raises an error where the
-        ledger is behind a ledger head that this side has signed.
+        """`place`: returns the current head of this side's ledger, as its messages state it. `check`: raises an error
+        where the ledger is older than the head it is called with, which this side has signed.
         """
         self._signer, self._place, self._check = signer, place, check
         self._shown, self._unshown = False, 0
@@ -73,8 +73,9 @@ class SignedHead:
             )
 
     def puts_right(self, error: SordinoError) -> bool:
-        """True for a refusal that ends once the server returns the newest signed ledger head; False once it has
-        repeatedly not done so."""
+        """True for a refusal that the server can end by returning the newest ledger head signed here; False once it has
+        failed to do so repeatedly.
+        """
         return error.code == BEGIN_FIRST and self._unshown < 2
 
 
