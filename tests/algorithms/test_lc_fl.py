@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.accounting.events import Event, from_json
+from sordino.accounting.events import Event, Laplace, from_json
 from sordino.algorithms.fedavg import FedAvg, Server, Up
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
 from sordino.engine import wire
@@ -177,6 +177,15 @@ def test_the_largest_weight_decides_and_beta_may_be_given() -> None:
     assert laplace(CoordinateLaplace(beta=0.03).release(zeros, weights, [], 1.0, Counter(2))["w"] / 2, 0.03)
     steps = CoordinateLaplace(beta=0.03).release(zeros, weights, [], 1000.0, Counter(2))["w"] / 2
     assert laplace(steps, 30.0)  # on a fixed point of 1,000 steps a unit
+
+
+def test_a_client_alone_in_its_cohort_has_the_noise_that_is_claimed() -> None:
+    """The claim is of a cohort that weighs at least 3; who is left when the others drop out has no less noise."""
+    stage = CoordinateLaplace(beta=0.03).fitted(bound := 0.5, 3.0)
+    event, _, _ = stage.promise()
+    assert isinstance(event, Laplace)
+    alone = stage.release({"w": torch.zeros(1_000_000)}, [1.0], [], 1.0, Counter(3))["w"]
+    assert laplace(alone, event.scale * 2 * bound)
 
 
 @pytest.mark.slow

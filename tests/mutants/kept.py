@@ -168,4 +168,11 @@ KEPT = [
         "self._opened[name] = digest; opened = self._opened",
         f"{ENCRYPTED}::test_a_holder_signs_no_sum_that_its_full_disk_did_not_take",
     ),
+    one(
+        "a scale for the mean shrinks with the clients that are left",
+        "privacy/uplink/coordinate_laplace.py",
+        "self.beta * max(math.fsum(weights), self._least)",
+        "self.beta * math.fsum(weights)",
+        "tests/algorithms/test_lc_fl.py::test_a_client_alone_in_its_cohort_has_the_noise_that_is_claimed",
+    ),
 ]

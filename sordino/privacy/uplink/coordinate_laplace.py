@@ -39,7 +39,7 @@ PER_COORDINATE = (
     "as published the noise is sized for one coordinate: a whole model costs as many times more as it has coordinates"
 )
 OF_ONE_UPLOAD = "each upload has noise that is sized for the mean of all: too little for one of them"
-PUBLIC_WEIGHTS = "the number of examples of each client is public, and every client of the cohort answers"
+PUBLIC_WEIGHTS = "the number of examples of each client is public"
 
 
 class Flagged(NamedTuple):
@@ -99,7 +99,7 @@ class CoordinateLaplace(Stage):
     flip: float = 0.5  # how likely a 0 flag becomes 1 at the server
     target: Literal["aggregate_any", "per_client"] = "aggregate_any"
     _bound: float = math.inf  # of one client's upload, in the 1-norm
-    _least: float = 1.0  # weight of a cohort
+    _least: float = 1.0  # weight of a whole cohort
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("beta", self.beta)):
@@ -127,8 +127,10 @@ class CoordinateLaplace(Stage):
         return Laplace(scale / (2 * self._bound)), "conditional", (PER_COORDINATE, PUBLIC_WEIGHTS)
 
     def _scale(self, weights: Sequence[float]) -> float:
-        """Scale of the noise in a sum of uploads with these weights."""
-        return 2 * self.radius * max(weights) / self.epsilon if self.beta is None else self.beta * math.fsum(weights)
+        """Scale of the noise in a sum of uploads with these weights; no less where part of a cohort is missing."""
+        if self.beta is None:
+            return 2 * self.radius * max(weights) / self.epsilon
+        return self.beta * max(math.fsum(weights), self._least)
 
     def release(
         self, total: object, weights: Sequence[float], uploads: Sequence[object], steps: float, source: NoiseSource
