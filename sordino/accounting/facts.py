@@ -101,6 +101,14 @@ class Fact(BaseModel):
         return self.model_copy(update=known)
 
 
+def text_of(path: Path, fix: str) -> str:
+    """The content of a text file of a run; refused where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, error, fix) from None
+
+
 def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
     """Parses a JSON text into a record. Refuses another format version, text that does not fit the record, and
     duplicate keys.

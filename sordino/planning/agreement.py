@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, PlainSerializer, PlainValidator, StrictInt, TypeAdapter, ValidationInfo, model_validator
 
-from sordino.accounting.facts import Fact, Format, parsed
-from sordino.errors import damaged
+from sordino.accounting.facts import Fact, Format, parsed, text_of
 from sordino.ledger.files import atomic_write
 
 FILE = "agreement.json"
@@ -127,11 +126,7 @@ class Agreement(Fact, extra="forbid"):
     @classmethod
     def read(cls, folder: Path) -> Agreement:
         path = folder / FILE
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise damaged(path, error, PUT_BACK) from None
-        told = parsed(path, text, Agreement, PUT_BACK)
+        told = parsed(path, text_of(path, PUT_BACK), Agreement, PUT_BACK)
         # what inputs are scaled by is not told: a model that stands here only for its shape is given constants
         wide, image = told.public.shape[-1], told.public.kind == "image"
         mean, std = ((0.5,) * wide, (0.5,) * wide) if image else ((0.0,) * wide, (1.0,) * wide)

@@ -17,7 +17,7 @@ from shlex import quote
 from typing import TypeVar
 
 from sordino import config
-from sordino.accounting.facts import Fact, parsed
+from sordino.accounting.facts import Fact, parsed, text_of
 from sordino.config import Experiment, resolved
 from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.files import lock
@@ -93,7 +93,7 @@ class RunFolder:
     @cached_property
     def environment(self) -> Environment:
         path = self.environment_file
-        return parsed(path, _text(path), Environment, FROM_A_COPY)
+        return parsed(path, text_of(path, FROM_A_COPY), Environment, FROM_A_COPY)
 
     @property
     def ledger(self) -> Path:
@@ -149,13 +149,13 @@ class RunFolder:
         """Results that an attack or an audit left in this run's folder; None if there are none."""
         if not path.exists():
             return None
-        told = parsed(path, _text(path), kind, fix)
+        told = parsed(path, text_of(path, FROM_A_COPY), kind, fix)
         if told.experiment != self.experiment.digest():
             raise damaged(path, "it is about another experiment than this run's", fix)
         return told
 
     def notes(self) -> list[str]:
-        return _text(self.log_file).splitlines() if self.log_file.exists() else []
+        return text_of(self.log_file, FROM_A_COPY).splitlines() if self.log_file.exists() else []
 
     def receipt(self, sealed: bool = True) -> Receipt:
         """Receipt of the run. `sealed`: refuse it where the run's ledger exists and has sealed another one."""
@@ -164,7 +164,7 @@ class RunFolder:
         if not self.receipt_file.exists():
             why = "it is written when a run ends"
             raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")
-        found = parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
+        found = parsed(self.receipt_file, text_of(self.receipt_file, fix), Receipt, fix)
         if sealed:
             from sordino.receipts.seal import check_sealed  # which knows the files that are named here
 
@@ -274,17 +274,10 @@ def rows_of(path: Path, kind: type[F]) -> list[F]:
     """Parse each line of a file; an empty list where the file is absent."""
     if not path.exists():
         return []
-    *lines, cut = _text(path).split("\n")  # the text behind the last newline is a row that a kill cut short
+    *lines, cut = text_of(path, FROM_A_COPY).split("\n")  # a kill may have cut the last row short
     if cut.startswith("\0") and not lines:
         raise damaged(path, "it is full of zeros, as a power cut may leave a file", FROM_A_COPY)
     return [parsed(path, line, kind, FROM_A_COPY) for line in lines]
-
-
-def _text(path: Path, fix: str = FROM_A_COPY) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise damaged(path, error, fix) from None
 
 
 def numbers(row: Mapping[str, object], prefix: str = "") -> dict[str, float]:

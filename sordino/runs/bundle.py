@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sordino import user_code
-from sordino.accounting.facts import FORMAT, Fact, Format, parsed
+from sordino.accounting.facts import FORMAT, Fact, Format, parsed, text_of
 from sordino.data.schema import Column, TextColumn, TokenColumn
-from sordino.errors import ConfigError, RunError, damaged
+from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
 from sordino.metrics.evaluation import taught_way
 from sordino.planning.agreement import MOST
@@ -208,10 +208,7 @@ def read(folder: Path) -> Bundle:
             fix=AGAIN,
             code="no-bundle",
         )
-    try:
-        text = place.description_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise damaged(place.description_file, error, AGAIN) from None
+    text = text_of(place.description_file, AGAIN)
     if mine.receipt_file.is_file():
         _check_sealed(folder)
     return parsed(place.description_file, text, Bundle, AGAIN)
