@@ -229,7 +229,8 @@ def can_be_even(totals: Array, holds: Array) -> bool:
         np.concatenate([np.ravel(column) for column in side])
         for side in zip(*(np.broadcast_arrays(*arc) for arc in arcs), strict=True)
     )
-    graph = coo_array((room.astype(np.int32), (start, end)), shape=(sink + 1, sink + 1)).tocsr()
+    room, start, end = (column.astype(np.int32) for column in (room, start, end))  # as old versions of scipy want them
+    graph = coo_array((room, (start, end)), shape=(sink + 1, sink + 1)).tocsr()
     return bool(maximum_flow(graph, 0, sink).flow_value == spare.sum())
 
 

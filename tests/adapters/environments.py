@@ -24,8 +24,8 @@ from tests.verifier.test_edits import sealed
 
 
 def made(name: str, package: str, places: pytest.TempPathFactory) -> Path:
-    """The folder of an environment's programs: of the one that SORDINO_<NAME> names, or of a new one. It sees the
-    packages of this environment, but for those that it needs in other versions.
+    """The folder of an environment's programs: of the one that SORDINO_<NAME> names, or of a new one, with `package`,
+    or several. It sees the packages of this environment, but for those that it needs in other versions.
     """
     if given := os.environ.get(f"SORDINO_{name.upper()}"):
         return Path(given) / "bin"
@@ -33,7 +33,7 @@ def made(name: str, package: str, places: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     packages = next(place.glob("lib/python*/site-packages"))
     (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
-    install = [str(place / "bin" / "python"), "-m", "pip", "install", "-q", package]
+    install = [str(place / "bin" / "python"), "-m", "pip", "install", "-q", *package.split()]
     ran = subprocess.run(install, capture_output=True, text=True, timeout=900)
     if ran.returncode:
         pytest.skip(f"{package} cannot be installed here: {ran.stderr.strip()[-300:]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 import sordino
+from tests.adapters.environments import made
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -47,6 +49,24 @@ def test_what_a_release_holds_is_there_and_fits_together() -> None:
     foreign = {"digits.bin.gz", *(file.name for file in (ROOT / "sordino").rglob("*LICENSE*"))}
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     assert all(name in notice for name in foreign)
+
+
+OLDEST = ("partition", "privacy/noise", "accounting", "config", "cli", "runs/test_catalogue.py")
+
+
+@pytest.mark.slow
+def test_it_runs_with_the_oldest_versions_that_it_asks_for(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """But for torch, whose old builds come with gigabytes of CUDA; and the catalogue was written by a new pydantic."""
+    project = PYPROJECT["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["data"]]
+    oldest = " ".join(one.replace(">=", "==") + ".*" for one in needed if not one.startswith("torch"))
+    place = made("oldest", oldest, tmp_path_factory)
+    which = ["-n", "0", "-q", "-k", "not is_what_the_code_says", *(f"tests/{one}" for one in OLDEST)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [place / "python", "-m", "pytest", *which], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert said.returncode == 0, said.stdout
 
 
 WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").iterdir()}
