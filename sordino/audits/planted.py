@@ -232,7 +232,7 @@ class ClearSum(Channel):
         total, who = nothing if noise is None else noise, list[int]()
         for k, values in uploads:
             total, who = total + values, [*who, k]
-        few = len(who) < self.secure.least(len(cohort))
+        few = len(who) < self.secure.least(len(cohort), noise is not None)
         return Opened(nothing if few else total, [] if few else who, 0, 0, {}, 0, "too few uploads" if few else "")
 
 

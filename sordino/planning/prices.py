@@ -352,7 +352,8 @@ def check_secure(
     if secure is None:
         return
     if cohort.hidden and uplink.central:
-        chance = rounds * too_few(population, cohort.expected(population) / population, secure.least(0))
+        least = secure.least(0, noised=True)
+        chance = rounds * too_few(population, cohort.expected(population) / population, least)
         if faults:
             raise UnsoundGuarantee(
                 "clients can be lost or late, in a secure sum over a hidden cohort",
@@ -363,7 +364,7 @@ def check_secure(
             )
         if cohort.personal or chance > RARELY * delta:
             raise UnsoundGuarantee(
-                f"a hidden cohort, with a secure sum of at least {secure.least(0)} clients",
+                f"a hidden cohort, with a secure sum of at least {least} clients",
                 why=(
                     f"a round with fewer clients is aborted, which all parties see: over {rounds} rounds "
                     f"the probability is {chance:.1g}, and delta is {delta:g}"
@@ -382,4 +383,4 @@ def too_few(population: int, rate: float, least: int) -> float:
     """Probability that one client decides whether a Poisson-sampled round reaches `least` clients."""
     from scipy.stats import binom
 
-    return float(rate * binom.pmf(least - 1, population - 1, rate)) if least > 1 else 0.0
+    return float(rate * binom.pmf(least - 1, population - 1, rate))

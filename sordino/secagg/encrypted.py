@@ -74,7 +74,7 @@ class Ciphertexts:
             else:
                 who.append(k)
         nothing = Opened(np.zeros(size, np.int64), [], sum(sizes), sizes[-1], watch.seconds, None)
-        if why := too_few(self._stage, len(who), began):
+        if why := too_few(self._stage, len(who), began, bool(own)):
             return nothing._replace(aborted=why)
         for piece in own:
             with watch("encrypt"):
@@ -127,11 +127,11 @@ def channel(stage: Encrypted, layout: Layout, run: str) -> EncryptedChannel:
     return Ciphertexts(stage, layout)
 
 
-def too_few(stage: Encrypted, came: int, began: int) -> str:
+def too_few(stage: Encrypted, came: int, began: int, noised: bool) -> str:
     """Reason not to decrypt a sum of `came` uploads, of the `began` clients that began the round; empty where they are
-    enough.
+    enough. `noised`: the server's noise is in the sum.
     """
-    least = stage.least(began)
+    least = stage.least(began, noised)
     return "" if came >= least else f"{came} uploads came, the key holder opens nothing of fewer than {least}"
 
 

@@ -112,9 +112,16 @@ SUMS = [
     one(
         "an encrypted sum of too few sent to the key holder",
         "secagg/encrypted.py",
-        "if why := too_few(self._stage, len(who), began):",
+        "if why := too_few(self._stage, len(who), began, bool(own)):",
         'if why := "":',
         f"{ENCRYPTED}::test_without_enough_uploads_or_without_the_holder_nothing_is_opened",
+    ),
+    one(
+        "an empty round of a hidden cohort is broken off",
+        "privacy/uplink/secure_stages.py",
+        "int(not noised)",
+        "1",
+        "tests/stories/secure_sums/test_rounds.py::test_an_empty_round_of_a_hidden_cohort_is_played_on_noise_alone",
     ),
     one(
         "a ciphertext that does not count ends the round of all",

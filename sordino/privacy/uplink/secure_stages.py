@@ -77,8 +77,10 @@ class SecureStage(Stage, ABC):
     takes_integers = True
 
     @abstractmethod
-    def least(self, cohort: int) -> int:
-        """The smallest number of clients whose sum is decrypted or unmasked, for a cohort of this size."""
+    def least(self, cohort: int, noised: bool = False) -> int:
+        """The smallest number of clients whose sum is decrypted or unmasked, for a cohort of this size. `noised`: the
+        server's noise is encrypted with it.
+        """
 
     def needs(self) -> None:
         """Refuses the stage where a package that it uses is missing."""
@@ -138,8 +140,9 @@ class Encrypted(SecureStage):
         found: EncryptedSums = branches.part("secure_sums", "encrypted")
         return found
 
-    def least(self, cohort: int) -> int:
-        return self.at_least if self.keys == "authority" else 1
+    def least(self, cohort: int, noised: bool = False) -> int:
+        # in a hidden cohort nobody may see that a round was empty: it is played, on noise alone
+        return self.at_least if self.keys == "authority" else int(not noised)
 
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
         if self.mode == "probe":
@@ -176,7 +179,7 @@ class Aggregated(SecureStage):
         found: MaskedSums = branches.part("secure_sums", "masked")
         return found
 
-    def least(self, cohort: int) -> int:
+    def least(self, cohort: int, noised: bool = False) -> int:
         return max(2, 2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)
 
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:

@@ -294,6 +294,21 @@ def test_a_cohort_of_one_or_nobody_is_broken_off() -> None:
     assert alone >= 2
 
 
+def test_an_empty_round_of_a_hidden_cohort_is_played_on_noise_alone(tmp_path: Path) -> None:
+    """Broken off, it would show everybody that nobody was drawn: at a rate of 0.02 of 20 clients for 50 rounds, a delta
+    of 1e-5 would be one of 2e-3.
+    """
+    grid: Table = {"name": "quantise", "bits": 20, "range": 2.0}
+    tables: Table = {"rounds": 4, "cohort": {"name": "poisson", "rate": 0.15}, "privacy": {"epsilon": 8, "delta": 1e-3}}
+    for name, carrier in {"clear": [], "bfv": ["bfv"]}.items():
+        server = [{"name": "noise", "neighbours": "zero_out"}]
+        uplink = {"client": [{"name": "clip", "radius": 1.0}, grid, *carrier], "server": server}
+        start(made(**tables, uplink=uplink), tmp_path / name)
+    assert {row["active"] > 0 for row in rows(tmp_path / "bfv")} == {True, False}
+    assert not any("aborted" in row["secure"] for row in rows(tmp_path / "bfv"))
+    assert equal(model(tmp_path / "clear"), model(tmp_path / "bfv"))
+
+
 WEIGHED: Table = {"uplink": ["weigh", "secagg"], "algorithm": ALGORITHMS["scaffold"]}
 
 
