@@ -247,7 +247,7 @@ class RoundUploads:
         inbox, t, late = self._inbox, self._t, self._crew.late
         length = wire.sizes(inbox.header(t, 0), self._schema)
         # where noise protects the sum, or it cannot be read, single uploads are not seen
-        each_is_seen = not self._uplink.central and self._uplink.secure is None
+        each_is_seen = not self._uplink.hides_each and self._uplink.secure is None
         unbounded = self._unbounded
         for one in self._uploads:
             if isinstance(one, Summed):

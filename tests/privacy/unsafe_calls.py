@@ -32,6 +32,7 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import OwnNorm, UserLevel
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
 from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare, check_room
@@ -97,6 +98,9 @@ CALLS: dict[str, Call] = {
     "one upload of a central sum": Call(
         "aggregate-only", lambda: single_uploads(Uplink((Clip(1.0),), (Noise(neighbours="zero_out"),)))
     ),
+    "one upload of a sum with published noise": Call(
+        "aggregate-only", lambda: single_uploads(Uplink((ClipCoordinates(),), (CoordinateLaplace(),)))
+    ),
     "a gradient read twice": Call("read-beyond-reservation", lambda: read_batches(LocalWork(1, None, None), times=2)),
     "one of several disjoint batches read twice": Call(
         "read-beyond-reservation", lambda: read_batches(LocalWork(1, None, 2), times=2)
@@ -151,6 +155,10 @@ CALLS: dict[str, Call] = {
     "a run that stops for values behind the noise": Call(
         "strict-beside-noise",
         lambda: Uplink((Clip(1.0), Quantise(strict=True), Aggregated()), (Noise(neighbours="zero_out"),)),
+    ),
+    "a run that stops for values behind published noise": Call(
+        "strict-beside-noise",
+        lambda: Uplink((ClipCoordinates(), Quantise(strict=True), Aggregated()), (CoordinateLaplace(),)),
     ),
     "a median of uploads that nobody can read": Call("stage-reads-each", lambda: Uplink((UserLevel(), Aggregated()))),
     "sums of CKKS for a server": Call("ckks-opened-for-server", lambda: Encrypted("ckks", keys="authority")),

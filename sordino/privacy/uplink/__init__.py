@@ -72,6 +72,11 @@ class Uplink(Links):
         """True where a stage needs each upload by itself at the server, not only their sum."""
         return any(stage.reads_each for stage in (*self.client, *self.server))
 
+    @property
+    def hides_each(self) -> bool:
+        """True where noise protects the sum alone: single uploads may not be read, and nothing may tell them."""
+        return self.central or self.per_coordinate is not None
+
     # what changes from round to round ---------------------------------------------------------------------------------
 
     @property
@@ -243,7 +248,7 @@ class Uplink(Links):
 
     def _single(self, uploads: Sequence[U] | None, zero: U, weights: Sequence[float]) -> list[U]:
         """Single uploads, decoded, without their weights."""
-        if self.central or any(stage.aggregate_only for stage in self.client):
+        if self.hides_each or any(stage.aggregate_only for stage in self.client):
             raise single_uploads()
         if uploads is None:
             raise ConfigError(

@@ -336,7 +336,7 @@ RULES: tuple[Rule[Links], ...] = (
         "realised-denominator",
     ),
     Rule(
-        lambda links: links.grid is not None and links.grid.strict and bool(private(links.server)),
+        lambda links: bool(links.grid and links.grid.strict and (links.per_coordinate or private(links.server))),
         UnsoundGuarantee,
         "noise at the server, and quantise with strict = true",
         "whether the run stops depends on single values without noise, and everybody sees it",
