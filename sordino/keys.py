@@ -134,7 +134,7 @@ def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
 
 
 def order(key: int | Sequence[int], count: int) -> NDArray[np.int64]:
-    """The permutation of 0 to count - 1 for one key, or one row for each of several, in numpy alone."""
+    """Random permutation of 0 to count - 1 by a key, or a row for each of several keys, computed with numpy alone."""
     return np.argsort(words(key, count).view(np.int64), kind="stable")
 
 

@@ -31,7 +31,7 @@ def when_used(library: str) -> Iterator[None]:
 
 
 class _Later(ModuleType):
-    """Stand-in for a module, which looks every name up in the library itself."""
+    """Stand-in for a module: the first use of a name imports the real one, in which every name is looked up."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:

@@ -244,7 +244,7 @@ class Reader(ABC):
         """Refuses, before anything starts, settings whose guarantee would be false."""
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Self:
-        """A copy for examples of this shape and so many classes; refuses data that it cannot read."""
+        """A copy for examples of this shape and this number of classes; refuses data that it cannot read."""
         return self
 
     @property

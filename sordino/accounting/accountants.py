@@ -154,7 +154,7 @@ def _gdp(reduced: Reduced, delta: float, orders: Orders) -> float | None:
 
 
 def composed_at(delta: float, releases: int) -> float:
-    """The delta at which to evaluate the loss distribution of so many releases: less than `delta` by what rounding
+    """The delta at which to evaluate the loss distribution of this number of releases: `delta` minus what rounding
     errors may hide; 0 where the releases are too many for `delta`, or for a computer.
     """
     lost = ROUNDING * releases

@@ -246,7 +246,7 @@ def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
 
 
 def accountant(releases: int, delta: float) -> str:
-    """Name of the accountant that prices a fixed plan of so many sampled releases: pld, or rdp where they are many."""
+    """Name of the accountant that prices a fixed number of sampled releases: pld, or rdp where they are many."""
     return "pld" if composed_at(delta, releases) else "rdp"
 
 

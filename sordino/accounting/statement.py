@@ -242,8 +242,8 @@ def unspent(asked: Subject, accountant: str) -> Guarantee:
 
 
 def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
-    """The guarantees that are left where a client also sends the server scores of models on its test examples, which
-    nothing protects: none for these examples, and none against the server for the client as a whole.
+    """Guarantees of a run in which clients also send the server scores of models on their test examples, without noise:
+    none for these examples, none for a client as a whole against the server, and all others unchanged.
     """
     told = [
         _nothing(row.subject, delta, "none", (SCORES,), row.releases)

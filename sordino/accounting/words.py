@@ -156,8 +156,8 @@ def _grade(epsilon: float) -> str:
 
 
 def _times(epsilon: float) -> str:
-    """The factor e^epsilon as text, rounded up: at most so many times as likely is an outcome under one neighbour as
-    under the other.
+    """The factor e^epsilon as text, rounded up: the largest ratio of an outcome's probabilities under two neighbours
+    (but for delta).
     """
     if epsilon > math.log(1e6):
         return f"10^{math.ceil(epsilon / math.log(10))}"

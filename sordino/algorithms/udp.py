@@ -70,7 +70,7 @@ def udp(
     batch_size: int,
 ) -> FedAvg:
     """FedAvg whose clients clip and noise what they upload. `epsilon` is the paper's number, not a budget. Noise is
-    sized for `horizon` rounds; with `discount` this number falls after each round in which the training loss did not.
+    sized for `horizon` rounds; with `discount` the horizon shrinks after each round in which the training loss did not.
     """
     stage = Discounted if discount else UserLevel
     noise = stage(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)

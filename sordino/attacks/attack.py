@@ -96,8 +96,8 @@ MEANT = {  # usual names of kinds of attacks, and the attacks of that kind
 
 def judged(value: float, baseline: float, control: float | None, margin: float) -> tuple[Verdict, str]:
     """The verdict on a figure of which larger values are worse for the attacked clients: the attack succeeds if it
-    exceeds the blind guess (`baseline`) by `margin`. Where it does not even do so without protection (`control`), it
-    shows nothing.
+    exceeds the blind guess (`baseline`) by `margin`. An attack that fails even without protection (`control`) shows
+    nothing.
     """
     if control is not None and control < baseline + margin:
         return "no power", BLIND

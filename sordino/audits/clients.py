@@ -195,7 +195,7 @@ def published(stand: AttackerPosition) -> list[Pair]:
 
 
 def smaller(upload: Tree) -> Tree:
-    """A tree with the same fields and about MOST coordinates at most, divided among layers in proportion."""
+    """Zeros with the fields of an upload, whose layers are cut in proportion if it has more than MOST coordinates."""
     size = tree.size(upload)
     if size <= MOST:
         return tree.zeros_like(upload)

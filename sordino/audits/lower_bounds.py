@@ -180,7 +180,7 @@ def chance(found: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
-    """Largest epsilon that so many right guesses refute at this delta; 0 if they refute none."""
+    """Largest epsilon that this number of right guesses refutes at this delta; 0 if it refutes none."""
     return _largest(lambda epsilon: chance(found, epsilon, delta) <= alpha)
 
 
@@ -188,8 +188,8 @@ def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
 
 
 def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
-    """True if the curve is refuted: under it so many right guesses have a probability below `alpha`. All canaries must
-    be guessed.
+    """True if the curve is refuted: under it, at least as many right guesses have a probability below `alpha`. All
+    canaries must be guessed.
 
     The proof assumes that the probability were `alpha`. Each right guess could also have been wrong, and the curve
     bounds that probability from below, so fewer right guesses have some probability too. If all these probabilities add
@@ -211,7 +211,7 @@ def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
 
 
 def mu_at_least(found: Guesses, alpha: float) -> float:
-    """Largest mu that so many right guesses refute, if noise is Gaussian; 0 if they refute none."""
+    """Largest mu that this number of right guesses refutes, if noise is Gaussian; 0 if it refutes none."""
     return _largest(lambda mu: refuted(GaussianTradeOff(mu), found, alpha))
 
 

@@ -41,8 +41,8 @@ class _Clients(NamedTuple):
     names: tuple[str, ...]
 
     def number(self, word: str) -> int | None:
-        """Index of the client with this name; only if clients have no names, the word is read as the index itself. None
-        for an unknown client.
+        """Index of the client with this name, or only if clients have no names, with this index as text. None for an
+        unknown client.
         """
         if self.names:
             return self.names.index(word) if word in self.names else None

@@ -122,7 +122,7 @@ def kind_of(frame: FrameType | None) -> str | None:
 
 
 def reach(threads: int) -> float:
-    """Speed of matrix products on this machine with so many threads, in floating-point operations per second."""
+    """Speed of matrix products on this machine by number of threads, in floating-point operations per second."""
     size, before = 768, torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

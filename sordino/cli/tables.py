@@ -261,7 +261,7 @@ def spending(clients: Sequence[OfClient], currency: str) -> Table:
 
 
 def spent_cells(row: OfClient) -> list[str]:
-    """Cells behind the client's name, in the terminal or on a page."""
+    """Cells of a client in the table of spending, after its name: examples, rounds, spent and granted budget."""
     told = ["-" if count is None else str(count) for count in (row.examples, row.participations, row.planned)]
     return [*told, _amounts(row.spent), "unlimited" if row.granted is None else _amounts(row.granted)]
 

@@ -122,9 +122,9 @@ def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, seed: int) -> Reserved:
-    """Takes examples out of the training set for the server. `probe`: labelled examples on which it ranks models, so
-    many of each class or, if a fraction, that share, rounded up. `pool`: public images to choose from, that share of
-    each class, at least one.
+    """Takes examples out of the training set for the server. `probe`: labelled examples on which it ranks models, a
+    number of each class, or a fraction of each class, rounded up. `pool`: public images to choose from, this fraction
+    of each class, at least one.
     """
     if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(

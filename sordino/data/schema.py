@@ -344,7 +344,7 @@ def _words(name: str, listed: str, given: object, least: int) -> tuple[str, ...]
 
 
 def _text(word: object) -> str | None:
-    """A word as the table spells it; None for a value that no cell can equal."""
+    """Text that a cell must have to equal a value of the schema; None if that is no text, whole number or boolean."""
     if isinstance(word, bool):
         return "true" if word else "false"
     return str(word) if isinstance(word, str | int) else None

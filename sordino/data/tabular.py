@@ -227,7 +227,7 @@ def _values(column: pa.Array) -> Any:
 
 
 def _counts(column: pa.Array) -> dict[str, int]:
-    """Count of each word, most frequent first."""
+    """Number of cells with each value, as text, most frequent first."""
     try:
         words, counts = np.unique(np.array(texts(column), str), return_counts=True)
     except pa.ArrowException:  # neither words nor numbers

@@ -84,8 +84,8 @@ def by_size(
     members: Iterable[Member], most: Callable[[int], int], worth: int = WORTH, counts: bool = False
 ) -> Iterator[list[Member]]:
     """Groups clients into stacks (computed in one call) of equal work and similar numbers of examples, the largest
-    first, sorting `WINDOW` clients at a time. `most`: how many clients of so many examples fit into one stack; `worth`:
-    fewest clients for which one call pays; `counts`: scalars of their states may differ.
+    first, sorting `WINDOW` clients at a time. `most`: number of clients that fit into one stack, by their number of
+    examples; `worth`: fewest clients for which one call pays; `counts`: scalars of their states may differ.
     """
 
     def place(one: Member) -> tuple[float, float, list[float], int]:
@@ -103,8 +103,8 @@ def stacks(
     worth: int = WORTH,
     alike: Callable[[Member, Member], bool] = alike,
 ) -> Iterator[list[Member]]:
-    """Stacks of consecutive clients that are alike. `most`: how many clients of so many examples fit into one stack;
-    `worth`: fewest clients for which one call pays.
+    """Stacks of consecutive clients that are alike. `most`: number of clients that fit into one stack, by their number
+    of examples; `worth`: fewest clients for which one call pays.
     """
     few: list[Member] = []
     for member in members:

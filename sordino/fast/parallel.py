@@ -182,7 +182,7 @@ class Threads(Generic[Task]):
     """Threads of a site: one, or several that start as soon as there are two units of work."""
 
     def __init__(self, task: Task, many: int = 1, another: Callable[[], Task] | None = None) -> None:
-        """`another`: builds another instance of the same task."""
+        """`many`: number of threads. `another`: builds a task for each further thread; None: there is one thread."""
         self._tasks = [task]
         self.many = many if another is not None else 1
         self._another = another

@@ -162,7 +162,7 @@ MEASURED: dict[Way, str] = {  # the models that a score is of
 
 
 def measured(way: Way, model: str = "") -> str:
-    """Words for the model that a score is of: global, or the clients' own and how they were personalised (`way`).
+    """Description of the model that was scored: global, or the clients' own and how they were personalised (`way`).
     `model`: the name of one of the server's models, where it is not the global one.
     """
     words = MEASURED[way]

@@ -109,8 +109,8 @@ def _scored(environment: Environment) -> tuple[str, ...]:
 def stated(
     notes: Sequence[str], public: PublicNumbers, delta: float, environment: Environment, check: bool
 ) -> list[Guarantee]:
-    """Guarantees that follow from the releases in the ledger; where a site shares scores, without those that the scores
-    void.
+    """Guarantees that follow from the releases in the ledger. If a site shares scores of its clients, which no noise
+    covers, none is left for their test examples, nor for a client against the server.
     """
     rows = statement(notes, len(public.sizes), delta, check, public.rows_per_key)
     return beside_scores(rows, delta) if environment.shares_scores else rows

@@ -214,7 +214,7 @@ def heat(title: str, about: str, counts: Sequence[Sequence[int]], names: Sequenc
 
 
 def points(title: str, about: str, x: Axis, y: Axis, marks: Sequence[ScatterPoint], numbers: Numbers) -> Html:
-    """Scatter plot: a dot where x holds; where a formula only claims another x, a red cross, with a line to the dot."""
+    """Scatter plot: a dot at each proved x, and a red cross joined to it where a published formula claims another."""
     xs = [value for mark in marks for value in (mark.x, mark.nominal) if value is not None]
     ys = [mark.y + sign * (mark.spread or 0.0) for mark in marks for sign in (-1, 1)]
     across, up = Scale(x._replace(log=max(xs) > 8 * min(xs)), xs, 0.12), Scale(y, ys, 0.18)

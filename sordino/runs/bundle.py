@@ -127,7 +127,7 @@ class Bundle(Fact):
 
 
 def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
-    """Content of model.json for a run; None where nothing is predicted."""
+    """Content of model.json for a run; None for the quadratic test task, whose model predicts nothing."""
     experiment, public = setup.experiment, setup.public
     if experiment.data.source == "quadratic":
         return None

@@ -136,8 +136,8 @@ class RankTeam:
     def leave(self) -> None:
         """Destroy the process group and drop the last reference to it, else its threads may crash Python at exit.
 
-        `torch.distributed.nn` keeps a reference for good, as the default of its functions, where it is imported while
-        there is a group; a network that is drawn inside a phase does so.
+        `torch.distributed.nn` would keep one in the default arguments of its functions if it were first imported while
+        there is a group, as building a network may do: it is imported before the group is made.
         """
         dist.destroy_process_group()
         joined.cache_clear()

@@ -1,5 +1,5 @@
 """Client sampling by personal budgets. The plan decides at which rate each client takes part (`Plan.rates`); the
-cohorts below draw by these rates, which are public arithmetic on public budgets.
+cohorts below draw by these rates, which follow from public budgets alone.
 
     by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al.,
                          NeurIPS 2023)

@@ -211,7 +211,7 @@ class LatticePublic:
         return SealedHeader(self.ring.name, self.id, round, size, layout, SLOTS)
 
     def most(self, layout: Layout) -> int:
-        """Number of contributions that can be added."""
+        """Largest number of contributions whose sum fits the layout and, for exact sums, the plaintext modulus."""
         if not self.ring.exact:
             return layout.most
         return min(layout.most, (self.ring.plain - 1) // 2 // (layout.offset - 1))

@@ -79,7 +79,7 @@ class Invitation:
 def invite(
     run: str, address: str, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
 ) -> Invitation:
-    """Make the invitation of a server. It holds no path; the schema of a table is in it as text."""
+    """Make the server's invitation of sites to a run. It names no file here; a table's schema is in it as text."""
     text, data = "", experiment.data
     if data.source == "tabular" and data.schema not in (None, LEARNED):
         text = Path(str(data.schema)).expanduser().read_text(encoding="utf-8")

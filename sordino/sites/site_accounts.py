@@ -63,7 +63,9 @@ class SignedHead:
         self._unshown += not self._shown
 
     def require(self) -> None:
-        """Refuses commands that cost budget until the server has returned the newest ledger head signed here."""
+        """Refuses commands that cost budget until the server has returned the newest ledger head that this side signed,
+        which shows whether the folder here is an older copy that would spend the same budget twice.
+        """
         if not self._shown or self.behind is not None:
             raise LedgerError(
                 "this side was started again, and has not been asked to begin",
@@ -73,8 +75,8 @@ class SignedHead:
             )
 
     def puts_right(self, error: SordinoError) -> bool:
-        """True for a refusal that the server can end by returning the newest ledger head signed here; False once it has
-        failed to do so repeatedly.
+        """True for a refusal that ends once the server returns the newest ledger head that this side signed; False once
+        it has repeatedly returned none.
         """
         return error.code == BEGIN_FIRST and self._unshown < 2
 

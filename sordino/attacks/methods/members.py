@@ -138,9 +138,9 @@ def _rate(seen: MemberScores, control: MemberScores | None, alarms: float) -> Be
 
 
 def limits_at(members: Tensor, others: Tensor, alarms: float, alpha: float) -> tuple[float, float]:
-    """Confidence limits for the true positive rate at the false positive rate `alarms`, wrong with probability `alpha`
-    together. A quarter of it each: is the threshold of a limit, one of `others`, on the wrong side of the true one (a
-    binomial question), and is the rate there beyond the limit of Clopper and Pearson?
+    """Confidence limits for the true positive rate at the false positive rate `alarms`: with probability at
+    most `alpha`, one of them is wrong. A quarter of it goes to each error of each limit: in its threshold, which is
+    estimated from `others` (binomial), and in the rate of members above that threshold (Clopper and Pearson).
     """
     from scipy.special import bdtr, bdtrc
 

@@ -85,7 +85,7 @@ class Steps:
 
     @cached_property
     def _uneven(self) -> float:
-        """Upper bound on how far the probability of a carry is from the fraction itself."""
+        """Upper bound on the difference between the probability of a carry (`carry`) and the value's `fraction`."""
         k = np.arange(self.lowest, self.lowest + len(self.thresholds) + 1)
         return float(np.max(np.abs(self.slope(k)) + self.bend(k))) / 4
 

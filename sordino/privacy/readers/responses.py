@@ -261,8 +261,9 @@ class Responses(Open):
             )
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Responses:
-        """A copy for images [h, w, c] and so many classes, with which its epsilon is divided; refuses data that it
-        cannot randomise."""
+        """A copy for this number of classes and for images [h, w, c], among whose values its epsilon is divided; data
+        that it cannot randomise are refused.
+        """
         if len(shape) != 3:
             raise DomainError(
                 f"randomised response on examples of shape {'x'.join(map(str, shape))}",
