@@ -84,7 +84,7 @@ def fold(key: Key, *parts: int | str) -> Key:
 
 
 def bits(key: Key, count: int) -> Tensor:
-    """`count` independent 64-bit words; a tensor of keys gives one row per key."""
+    """Independent 64-bit words, `count` for each key: one row for each key of a tensor."""
     if isinstance(key, int):
         return here(torch.from_numpy(words(key, count).view(np.int64)))
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device) * signed(_GAMMA)
@@ -92,8 +92,8 @@ def bits(key: Key, count: int) -> Tensor:
 
 
 def words(key: int | Sequence[int], count: int) -> NDArray[np.uint64]:
-    """`count` independent 64-bit words as unsigned numbers: of one key, or one row for each of several. It uses numpy,
-    whose operations cost a tenth of torch's on a few words.
+    """Unsigned 64-bit words, independent, `count` for each key: one row for each of several keys. It uses numpy, whose
+    operations cost a tenth of torch's on a few words.
     """
     x = np.arange(1, count + 1, dtype=np.uint64)
     x *= np.uint64(_GAMMA)
@@ -107,7 +107,7 @@ def words(key: int | Sequence[int], count: int) -> NDArray[np.uint64]:
 
 
 def uniform(key: Key, count: int) -> Tensor:
-    """`count` numbers in (0, 1) as float64, never 0 and never 1."""
+    """Uniform float64 numbers in (0, 1), `count` for each key: never 0 and never 1."""
     return (((bits(key, count) >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
 
 
@@ -117,19 +117,19 @@ def at(key: Key, places: Sequence[int]) -> Tensor:
 
 
 def normal(key: Key, count: int) -> Tensor:
-    """`count` standard normal numbers."""
+    """Standard normal numbers, `count` for each key."""
     drawn: Tensor = torch.special.ndtri(uniform(key, count))
     return drawn
 
 
 def laplace(key: Key, count: int) -> Tensor:
-    """`count` Laplace numbers of scale 1 (standard deviation sqrt 2)."""
+    """Laplace numbers of scale 1 (standard deviation sqrt 2), `count` for each key."""
     u = uniform(key, count) - 0.5
     return -torch.sign(u) * torch.log1p(-2 * u.abs())
 
 
 def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
-    """`count` whole numbers from 0 to below - 1, uniform to within 2^-52 for the sizes of data sets."""
+    """Random integers from 0 to `below` - 1, `count` for each key, uniform to within 2^-52 for sizes of data sets."""
     return (uniform(key, count) * below).long()
 
 

@@ -110,8 +110,9 @@ def lent(objects: Mapping[str, object]) -> Iterator[None]:
 
 
 def name_of(made: Any) -> str:
-    """`module:Class` where a new process can import the same object; else `session:Name`, which only this session can
-    look up."""
+    """Name of a user's object in an experiment: `module:Class` where a new process can import the same object; else
+    `session:Name`, which only this session can look up.
+    """
     name = str(made.__qualname__)
     if made.__module__ != "__main__" and "<" not in name:
         with contextlib.suppress(ImportError, AttributeError):

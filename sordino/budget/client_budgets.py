@@ -308,8 +308,8 @@ SCHEDULES: dict[str, type[Uniform | LinearFront | LinearBack | Geometric | Expli
 
 
 def integer_shares(shares: Sequence[float] | Shares, cap: int) -> list[int]:
-    """`cap` split into integers by cumulative flooring: their sum is never above it, and equal to it when the shares
-    add up to 1.
+    """Integer shares of `cap`, by cumulative flooring: their sum is never above it, and equal to it when the shares add
+    up to 1.
     """
     exact = [Fraction(float(share)) for share in shares]
     whole = sum(exact, Fraction(0))

@@ -26,6 +26,8 @@ OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
 
 
 class SecureSum:
+    """Secure sum of the uploads of each round of a run, as the uplink's secure stage (masks or encryption) says."""
+
     def __init__(self, uplink: Uplink, run: str, channel: Channel | None = None) -> None:
         """`channel`: adds the integers of the uploads; None: the channel that the uplink's secure stage implies."""
         assert uplink.secure is not None

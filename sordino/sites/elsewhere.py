@@ -96,7 +96,9 @@ class NodesCarrier(Carrier):
         keys: Mapping[str, Ed25519PublicKey],
         note: Callable[[RunEvent], None],
     ) -> None:
-        """`most`: longest message that is accepted, in bytes."""
+        """`names`: of all sites; `most`: longest message that is accepted, in bytes; `keys`: public keys of the allowed
+        sites; `note`: receives events of the run.
+        """
         self.starts_anew = nodes.starts_anew
         self._nodes, self._most, self._keys, self._note = nodes, most + BESIDE, keys, note
         self._run, self._invitation = invitation.told.run, invitation.toml().encode()

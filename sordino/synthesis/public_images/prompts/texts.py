@@ -71,7 +71,7 @@ class Prompts(NamedTuple):
 
 class PromptSource(Protocol):
     def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
-        """`count` prompts for images of the class `name`; equal keys in `wanted` give equal prompts."""
+        """Prompts, `count` of them, for images of the class `name`; equal keys in `wanted` give equal prompts."""
         ...
 
 
