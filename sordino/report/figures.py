@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from sordino.errors import ConfigError, extra
+from sordino.ledger.files import atomic_write
 from sordino.metrics import HEADLINES, Headline
 from sordino.report import run_facts
 from sordino.report.charts import Line, Lines
 from sordino.report.comparison_page import ComparisonFacts, charts, gather
 from sordino.report.frame import LIGHT, SERIES, dashes
-from sordino.report.run_facts import RunFacts
+from sordino.report.run_facts import EVALUATOR, RunFacts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,8 +72,8 @@ def available() -> None:
 def _save(
     facts: Shown, drawings: Mapping[str, Callable[[Shown, Axes], bool]], out: Path, kind: str, judged: Headline
 ) -> list[Path]:
-    """Draw and save figures. A figure of the score is named for its measure: accuracy-bytes,
-    mean-absolute-error-bytes.
+    """Draw and save figures: an evaluator's, for the owner alone. A figure of the score is named for its measure:
+    accuracy-bytes, mean-absolute-error-bytes.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -87,7 +89,8 @@ def _save(
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
             if draw(facts, figure.subplots()):  # False: there is nothing to draw
                 path = out / f"{name.replace(SCORE, judged.name.replace('_', '-'))}.{kind}"
-                figure.savefig(path, metadata=UNDATED[kind], dpi=300)
+                figure.savefig(drawn := BytesIO(), format=kind, metadata=UNDATED[kind], dpi=300)
+                atomic_write(path, drawn.getvalue(), private=facts.notice.startswith(EVALUATOR))
                 written.append(path)
     return written
 

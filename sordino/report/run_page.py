@@ -36,7 +36,7 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
     shown = gather(folder, evaluator) if facts is None else facts
     home = page_of(folder, evaluator)
     own, target = home.parent != folder, home if out is None else out
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(mode=0o700 if own else 0o777, parents=True, exist_ok=True)
     atomic_write(target, page(shown).encode(), private=own)
     if out is None and not own:
         try:
@@ -48,9 +48,10 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
 
 
 def page_of(folder: Path, evaluator: bool) -> Path:
-    """The file of a run's page; the evaluator's lies in the private folder, where the run has one."""
+    """The file of a run's page; with real noise the evaluator's lies in the private folder, in a copy without one too:
+    report.html may be shown, and the receipt covers it."""
     run = RunFolder(folder)
-    return RunFolder(run.private).evaluators_page if evaluator and run.private.is_dir() else run.page_file
+    return RunFolder(run.private).evaluators_page if evaluator and run.experiment.privacy.real else run.page_file
 
 
 def page(facts: RunFacts) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sordino
+from sordino.report import run_page
 from tests.helpers.command_line import Said
 
 REAL = ("rounds=1", "partition.clients=3", "data.train=120", "data.test=60", "privacy.noise=system")
@@ -46,6 +50,43 @@ def test_a_page_elsewhere_leaves_the_run_as_it_is(run: Path, tmp_path: Path, cli
     assert cli("report", run, run, "--out", pages).code == 2
     assert cli("report", run).code == 0
     assert state() != before
+
+
+def test_in_a_copy_of_the_files_that_may_be_shown_it_is_no_report(
+    run: Path, tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin, which asks whether there is a private folder, writes it as report.html and seals it."""
+
+    def written(copy: Path) -> str:
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("private", "checkpoints", "data.key", "report.html"))
+        page = Path(cli("report", copy, "--evaluator").out.strip())
+        assert "EVALUATOR ONLY" in page.read_text()
+        return str(page.relative_to(copy))
+
+    before = run.joinpath("privacy.json").read_bytes()
+    assert written(tmp_path / "one") == "private/evaluator-only.html"
+    assert (tmp_path / "one" / "private").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "one" / "privacy.json").read_bytes() == before
+    monkeypatch.setattr(run_page, "page_of", lambda folder, evaluator: folder / "report.html")
+    assert written(tmp_path / "twin") == "report.html"
+    sealed = json.loads((tmp_path / "twin" / "privacy.json").read_text())["files"]["report.html"]
+    assert sealed == hashlib.sha256((tmp_path / "twin" / "report.html").read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real", [True, False])
+def test_figures_of_scores_that_no_epsilon_covers_are_for_their_owner(
+    real: bool, run: Path, tmp_path: Path, cli: Callable[..., Said]
+) -> None:
+    """Of a run, and of a comparison, wherever they are written; the control may be read, as the user's mask says."""
+    pytest.importorskip("matplotlib")
+    given = REAL if real else (*REAL[:-1], "privacy.noise=counter")
+    mine = run if real else sordino.run(None, *given, out=tmp_path / "run").folder
+    cli("report", mine, "--evaluator", "--figures", "svg", "--out", tmp_path / "page")
+    both = sordino.compare({"name": "a"}, {"name": "b"}, *given, "privacy.epsilon=8", seeds=1, out=tmp_path / "both")
+    drawn = [*(tmp_path / "page" / "figures").iterdir(), *both.figures("svg")]
+    assert {"partition.svg", "accuracy-epsilon.svg"} <= {path.name for path in drawn}
+    assert {bool(path.stat().st_mode & 0o077) for path in drawn} == {not real}
 
 
 @pytest.mark.slow
