@@ -57,7 +57,7 @@ def trace(folder: Path) -> Trace:
     loaded = checkpoint.load(mine.checkpoints, setup.state)
     assert loaded is not None
     held = [loaded]
-    for worker in sorted(folder.glob("clients-*")):  # of client processes
+    for worker in sorted(mine.checkpoints.glob("clients-*")):  # of client processes
         found = checkpoint.load(worker, setup.state)
         assert found is not None
         held.append(found)

@@ -64,9 +64,10 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
     data = pack(flat, {"state": text, "sha256": _seal(text, flat)})
     path = _path(directory, step)
     with disk_told(path):
-        if not directory.exists():
-            directory.mkdir(parents=True, mode=0o700)
-            sync(directory.parent)
+        for place in (directory.parent, directory):  # clients save theirs first, inside the server's
+            if not place.exists():
+                place.mkdir(parents=True, exist_ok=True, mode=0o700)
+                sync(place.parent)
         for stale in directory.glob(".round-*.ckpt.*.tmp"):
             stale.unlink()
     atomic_write(path, data, private=True)  # it may hold what clients keep

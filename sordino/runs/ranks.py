@@ -41,6 +41,7 @@ from sordino.engine.executor import Answers, Executor, Scores, device_of
 from sordino.errors import ConfigError, RunError
 from sordino.fast.processor import keep_freed_memory
 from sordino.privacy.uplink import Summed
+from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
 from sordino.runs.rounds import patience
 from sordino.runs.simulation import Simulation, reads_single_uploads, simulated
@@ -231,7 +232,8 @@ class Share:
         place.mkdir(parents=True, exist_ok=True)  # on another machine it may not be there
         self._team, self._clients = team, len(simulation.setup.public.sizes)
         self.sums = not reads_single_uploads(simulation.setup)
-        which, folder = range(team.rank, self._clients, team.world), place / f"clients-{team.rank}-of-{team.world}"
+        which = range(team.rank, self._clients, team.world)
+        folder = RunFolder(place).checkpoints / f"clients-{team.rank}-of-{team.world}"
         states, secret = simulation.setup.states(place), secret_of(Path(told.folder))
         self.site = simulation.site(told.run, which, states, secret, tensors, folder)
 

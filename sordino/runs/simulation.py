@@ -25,6 +25,7 @@ from sordino.metrics.evaluation import Evaluation, Evaluator
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.privacy.noise.sources import for_run
+from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
 from sordino.runs.backend import Backend, Begun, ServerData, examples_of
 from sordino.runs.population import Population
@@ -119,7 +120,7 @@ class Simulation(Backend):
             clients = Ranks(self, run, folder, place, public_tensors)
         clients = stack.enter_context(clients)
         if begun is not None:
-            clients.restore(begun.loaded.step, begun.place)
+            clients.restore(begun.loaded.step, RunFolder(begun.place).checkpoints)
         return clients
 
     def evaluation(self) -> Evaluation:

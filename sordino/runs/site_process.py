@@ -103,7 +103,8 @@ def _serve(experiment: Experiment, arguments: list[str], messages: IO[bytes], an
     if not mine.setup.prepares and file.exists():
         given = {name: here(value) for name, value in checkpoint.tensors(file).items()}
     secret = secret_of(Path(folder))
-    site = mine.site(run, which, mine.setup.states(Path(place)), secret, given, Path(place) / f"clients-{first}")
+    kept = RunFolder(Path(place)).checkpoints / f"clients-{first}"  # what clients keep is not to be shown
+    site = mine.site(run, which, mine.setup.states(Path(place)), secret, given, kept)
     handler = RequestHandler(Signer(first, run), lambda stage: site)
     line = SlowNetwork(**engine.network.of(int(first)))
     if given is not None:

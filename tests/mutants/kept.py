@@ -14,6 +14,20 @@ ROLLED = "tests/sites/test_rolled_back.py"
 
 KEPT = [
     one(
+        "what clients keep lies beside what may be shown",
+        "runs/site_process.py",
+        "RunFolder(Path(place)).checkpoints / ",
+        "Path(place) / ",
+        "tests/transport/test_pipes.py::test_what_clients_keep_lies_among_what_is_not_shown",
+    ),
+    one(
+        "the page of an evaluator is the report of a copy without a private folder",
+        "report/run_page.py",
+        "evaluator and run.experiment.privacy.real",
+        "evaluator and run.private.is_dir()",
+        "tests/report/test_evaluators_page.py::test_in_a_copy_of_the_files_that_may_be_shown_it_is_no_report",
+    ),
+    one(
         "the folder of a new ledger is not synced",
         "ledger/storage.py",
         "            return\n    sync(place.parent)\n",

@@ -51,7 +51,10 @@ def whole(folder: Path) -> Whole:
         place = folder / "preparation" / mine.setup.phase
         loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
         assert loaded is not None
-        held = [loaded, *(checkpoint.load(worker, mine.setup.state) for worker in sorted(place.glob("clients-*")))]
+        held = [
+            loaded,
+            *(checkpoint.load(worker, mine.setup.state) for worker in sorted(place.glob("checkpoints/clients-*"))),
+        ]
         states = mine.setup.states()
         for one in held:
             assert one is not None
@@ -291,7 +294,7 @@ def test_clients_in_other_processes_say_the_same_bytes(
         start(tiny(engine=apart_), out)
     resume(out)
     assert apart(unstopped, whole(out)) == []
-    assert len(list(out.glob("preparation/*/clients-*"))) == 4  # two workers in each of two phases
+    assert len(list(out.glob("preparation/*/checkpoints/clients-*"))) == 4  # two workers in each of two phases
 
 
 @pytest.mark.slow
@@ -306,7 +309,7 @@ def test_ranks_say_the_same_bytes(unstopped: Whole, tmp_path: Path) -> None:
     resumed = torchrun(2, "resume", out)
     assert resumed.returncode == 0, resumed.stderr
     assert apart(unstopped, whole(out)) == []
-    assert len(list(out.glob("preparation/*/clients-*"))) == 4  # two ranks in each of two phases
+    assert len(list(out.glob("preparation/*/checkpoints/clients-*"))) == 4  # two ranks in each of two phases
 
 
 @pytest.mark.slow

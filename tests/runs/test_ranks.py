@@ -71,7 +71,7 @@ def test_ranks_do_what_the_loop_does(name: str, more: dict[str, Any], count: int
     assert [paid(entry) for entry in alone.ledger] == [paid(entry) for entry in together.ledger]
     assert apart(tmp_path / "loop", tmp_path / "ranks") < CLOSE
     assert verify(tmp_path / "ranks") == []
-    assert len(list((tmp_path / "ranks").glob("clients-*"))) == count
+    assert len(list((tmp_path / "ranks").glob("checkpoints/clients-*"))) == count
     if name == "scaffold" and not more:  # a finished run resumes to itself, with as many ranks as it began with
         again = torchrun(count, "resume", tmp_path / "ranks")
         assert again.returncode == 0, again.stderr

@@ -26,6 +26,7 @@ from sordino.engine.wire import Header
 from sordino.errors import OwnCodeError, RunError, WireError
 from sordino.ledger.ledger import State
 from sordino.receipts.receipt import opened
+from sordino.runs.new_folder import would_write
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, in_processes, simulated
 from sordino.transport.message import Arrived, Signer
@@ -214,9 +215,20 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
         with pytest.raises(Killed):
             start(CASE.experiment(engine=TWO), tmp_path / "apart")
     assert checkpoint.latest(tmp_path / "apart" / "checkpoints") == 2
-    assert 3 in [checkpoint.latest(tmp_path / "apart" / f"clients-{i}") for i in (0, 1)]
+    assert 3 in [checkpoint.latest(tmp_path / "apart" / "checkpoints" / f"clients-{i}") for i in (0, 1)]
     resume(tmp_path / "apart")
     assert differences(loop, trace(tmp_path / "apart")) == []
+
+
+def test_what_clients_keep_lies_among_what_is_not_shown(tmp_path: Path, quick_workers: None) -> None:
+    """With real noise: their own gradients, and who of a hidden cohort was drawn. Whatever is left is foretold."""
+    case = BY_NAME["dp_scaffold"]
+    made, run = case.experiment(privacy=case.privacy | {"noise": "system"}, engine=TWO), tmp_path / "run"
+    start(made, run)
+    foretold = {path.name for path in would_write(run, simulated(made).setup)}
+    assert {path.name for path in run.iterdir()} - foretold == {".lock", "ledger.sqlite-lock"}
+    assert sorted(path.name for path in (run / "checkpoints").glob("clients-*")) == ["clients-0", "clients-1"]
+    assert (run / "checkpoints").stat().st_mode & 0o077 == 0  # which the first client made
 
 
 # messages -------------------------------------------------------------------------------------------------------------
