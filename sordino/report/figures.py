@@ -72,8 +72,8 @@ def available() -> None:
 def _save(
     facts: Shown, drawings: Mapping[str, Callable[[Shown, Axes], bool]], out: Path, kind: str, judged: Headline
 ) -> list[Path]:
-    """Draw and save figures: an evaluator's, for the owner alone. A figure of the score is named for its measure:
-    accuracy-bytes, mean-absolute-error-bytes.
+    """Draw and save figures. A figure of the score is named for its measure: accuracy-bytes,
+    mean-absolute-error-bytes. An evaluator's figures say so by their names, and their owner alone can read them.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -83,14 +83,15 @@ def _save(
             f"figures cannot be saved as {kind!r}", fix=f"use one of {', '.join(UNDATED)}", code="unknown-figure-kind"
         )
     out.mkdir(parents=True, exist_ok=True)
-    written = []
+    written, own = [], facts.notice.startswith(EVALUATOR)
     with matplotlib.rc_context(STYLE):
         for name, draw in drawings.items():
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
             if draw(facts, figure.subplots()):  # False: there is nothing to draw
-                path = out / f"{name.replace(SCORE, judged.name.replace('_', '-'))}.{kind}"
+                measure = name.replace(SCORE, judged.name.replace("_", "-"))
+                path = out / f"{'evaluator-only-' * own}{measure}.{kind}"
                 figure.savefig(drawn := BytesIO(), format=kind, metadata=UNDATED[kind], dpi=300)
-                atomic_write(path, drawn.getvalue(), private=facts.notice.startswith(EVALUATOR))
+                atomic_write(path, drawn.getvalue(), private=own)
                 written.append(path)
     return written
 

@@ -21,6 +21,13 @@ KEPT = [
         "tests/transport/test_pipes.py::test_what_clients_keep_lies_among_what_is_not_shown",
     ),
     one(
+        "figures of private scores look like those that may be shown",
+        "report/figures.py",
+        "facts.notice.startswith(EVALUATOR)",
+        "False",
+        "tests/report/test_evaluators_page.py::test_figures_of_scores_that_no_epsilon_covers_are_for_their_owner[True]",
+    ),
+    one(
         "the page of an evaluator is the report of a copy without a private folder",
         "report/run_page.py",
         "evaluator and run.experiment.privacy.real",

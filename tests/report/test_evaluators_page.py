@@ -85,7 +85,8 @@ def test_figures_of_scores_that_no_epsilon_covers_are_for_their_owner(
     cli("report", mine, "--evaluator", "--figures", "svg", "--out", tmp_path / "page")
     both = sordino.compare({"name": "a"}, {"name": "b"}, *given, "privacy.epsilon=8", seeds=1, out=tmp_path / "both")
     drawn = [*(tmp_path / "page" / "figures").iterdir(), *both.figures("svg")]
-    assert {"partition.svg", "accuracy-epsilon.svg"} <= {path.name for path in drawn}
+    assert {"partition", "accuracy-epsilon"} <= {path.stem.removeprefix("evaluator-only-") for path in drawn}
+    assert {path.name.startswith("evaluator-only-") for path in drawn} == {real}
     assert {bool(path.stat().st_mode & 0o077) for path in drawn} == {not real}
 
 
@@ -93,7 +94,7 @@ def test_figures_of_scores_that_no_epsilon_covers_are_for_their_owner(
 def test_figures_of_an_evaluator_lie_beside_that_page(run: Path, cli: Callable[..., Said]) -> None:
     pytest.importorskip("matplotlib")
     assert cli("report", run, "--evaluator", "--figures", "svg").code == 0
-    assert (run / "private" / "figures" / "accuracy.svg").is_file()
+    assert (run / "private" / "figures" / "evaluator-only-accuracy.svg").is_file()
     assert not (run / "figures").exists()
 
 
