@@ -269,8 +269,8 @@ def test_a_server_gives_back_what_it_was_signed(tmp_path: Path) -> None:
     between = Federated(real(), tmp_path, patience=Patience(0.05, 4))
     release, copy = SiteAccounts.release, tmp_path / "copy"
 
-    def released(self: SiteAccounts, asked: Any, bodies: Any) -> None:
-        release(self, asked, bodies)
+    def released(self: SiteAccounts, asked: Any) -> None:
+        release(self, asked)
         if asked.command.t == 0 and not copy.exists() and 2 in asked.command.terms:
             shutil.copytree(between.place / "site-2", copy)
         if asked.command.t == 2:
