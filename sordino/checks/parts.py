@@ -334,8 +334,8 @@ FUNCTIONS = {"loss": Loss, "metric": OwnMetric, "model": torch.nn.Module, "train
 
 
 def kind_of(made: Any, said: str | None) -> PartKind | None:
-    """What a user's own code is, such as a loss, a metric or a partition: a class by its base class, a function by what
-    the user `said` (--kind). None for an algorithm.
+    """The kind of a user's own code, such as loss, metric or partition: a class has that of its base class, a function
+    the one that the user `said` (--kind). None for an algorithm.
     """
     base = FUNCTIONS.get(str(said))
     if inspect.isfunction(made):

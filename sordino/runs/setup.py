@@ -167,9 +167,9 @@ class Setup(PlannedPhase):
 
     @property
     def sharing(self) -> str:
-        """How one process computes its clients: stacked in one call, with their examples pooled, or one by one in a
-        loop. A loop where the cohort or the clients' sizes are secret: in one call the other clients, and how many rows
-        they have, influence how an upload is rounded.
+        """Way of computing the clients of one process: stacked in one call, with their examples pooled, or one by one
+        in a loop. A loop where the cohort or the clients' sizes are secret: in one call the other clients, and how many
+        rows they have, influence how an upload is rounded.
         """
         if self.policy.secret_cohort or (self.policy.real and not self.experiment.privacy.public_sizes):
             return "loop"

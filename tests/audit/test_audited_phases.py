@@ -212,7 +212,9 @@ def test_a_run_of_one_phase_does_not_speak_of_phases(
 
 
 def test_a_plan_that_prices_a_round_by_its_rates_is_audited() -> None:
-    """As published: before the first round has its threshold, there is no price, and the audit stopped with an error."""
+    """As published: before the first round has its threshold, there is no price, and the audit stopped with an
+    error.
+    """
     cohort, budgets = 'cohort={name="threshold_published"}', 'privacy.epsilon={groups={"2"=0.5,"4"=0.5}}'
     asked = ["algorithm=pdp_prox", "mechanism=published", "rounds=2", cohort, budgets]
     (one,) = audit(config.load({}, asked), 5_000).subjects

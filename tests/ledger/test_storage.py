@@ -293,8 +293,9 @@ def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_ledger_with_a_second_name_is_refused(tmp_path: Path) -> None:
-    """SQLite keeps a journal beside each name: two processes with a cap of 1,000 spent 900 each. What a kill left while the
-    ledger was founded is no second name."""
+    """SQLite keeps a journal beside each name: two processes with a cap of 1,000 spent 900 each. What a kill left while
+    the ledger was founded is no second name.
+    """
     path, other = tmp_path / "ledger", tmp_path / "copy"
     Ledger.open(path, SCOPE).close()
     (draft := tmp_path / ".ledger-abc" / "ledger").parent.mkdir()
