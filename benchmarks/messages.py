@@ -33,7 +33,7 @@ from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.sites.connecting import attend  # noqa: E402
 from sordino.sites.grpc_line import claim  # noqa: E402
 from sordino.sites.grpc_server import Rpc  # noqa: E402
-from sordino.sites.trial_certificates import make  # noqa: E402
+from sordino.sites.identity import make  # noqa: E402
 from sordino.transport.tls import of_server, of_site  # noqa: E402
 
 HOST, NAME, RUN, MOST = "127.0.0.1", "site", "run", 1 << 30

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # also where this file is started by its path: other packages have a `benchmarks`
 
 from benchmarks.meter import peak  # noqa: E402
-from sordino.data.row_source import RowSource, SourceRows  # noqa: E402
+from sordino.data.sources import RowSource, SourceRows  # noqa: E402
 
 EQUAL = ("model.safetensors", "metrics.jsonl", "privacy.json")
 RUNS = "whole", "cut"

@@ -86,7 +86,6 @@ def prepared(place: Path, rounds: int, algorithm: str) -> Any:
     from sordino.receipts.signature import generate, private_key, public_key
     from sordino.sites import agreement_file as agreed
     from sordino.sites import identity
-    from sordino.sites import trial_certificates as certificates
     from sordino.sites.join import data_key
     from sordino.sites.own_data import OwnData
 
@@ -103,7 +102,7 @@ def prepared(place: Path, rounds: int, algorithm: str) -> Any:
         parts.append(own.announced(name))
     (place / "agreement.toml").write_text(agreed.merged(parts).toml())
     (place / "experiment.toml").write_text(experiment.toml())
-    certificates.make(place / "certs", ["localhost"], [f"site-{k}" for k in range(SITES)], 2)
+    identity.make(place / "certs", ["localhost"], [f"site-{k}" for k in range(SITES)], 2)
     made = table(rounds, algorithm)
     return config.validate(made | {"data": {**made["data"], "path": str(place / "all")}})
 

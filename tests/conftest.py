@@ -132,9 +132,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client processes that are forked, not started."""
-    from sordino.transport import pipes
+    from sordino.transport import message
 
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.later import when_used
+from sordino.branches import when_used
 
 
 @pytest.fixture

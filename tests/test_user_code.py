@@ -15,7 +15,7 @@ import pytest
 from sordino import config, user_code
 from sordino.errors import ConfigError, NonFiniteModel, OwnCodeError, RunError, SordinoError
 from sordino.runs.run import start
-from sordino.transport import pipes
+from sordino.transport import message
 from tests.laws import warm
 
 CODE = """
@@ -149,7 +149,7 @@ def test_an_algorithm_that_fails_in_a_later_round_is_told_with_its_place(
 def test_so_it_is_in_a_client_process_and_nobody_is_left_behind(
     kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
     with pytest.raises(OwnCodeError) as refusal, _all_gone():
         start(experiment(f"{name}:Mine", "processes", parameters={"kind": kind}), tmp_path / "run")
     told(refusal.value, name, kind)
@@ -172,7 +172,7 @@ def test_a_process_that_is_gone_or_never_answers_ends_the_run_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """With a timeout too: a round goes on without who is silent, a run does not go on for ever without them."""
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
     engine = {"deadline_s": 0.7, "network": {"timeout_s": timeout} if timeout else {}}
     made = experiment(
         f"{name}:Mine",
@@ -193,7 +193,7 @@ def test_a_process_that_is_gone_or_never_answers_ends_the_run_in_words(
 def test_a_client_that_is_not_finite_stops_the_run_with_its_name_everywhere(
     executor: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
     partition = {"scheme": "iid", "clients": 4}
     made = experiment(
         f"{name}:Mine", executor, parameters={"kind": "is not a number"}, partition=partition,
@@ -310,16 +310,16 @@ class _all_gone:
 
     def __enter__(self) -> None:
         self.made: list[Any] = []
-        self.whole = pipes._started
+        self.whole = message._started
 
         def noting(command: Sequence[str]) -> Any:
             self.made.append(self.whole(command))
             return self.made[-1]
 
-        pipes._started = noting
+        message._started = noting
 
     def __exit__(self, *_: object) -> None:
-        pipes._started = self.whole
+        message._started = self.whole
         assert self.made
         assert not {process.pid for process in self.made} & set(_alive())
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sordino.data import built_in
+from sordino.data import sources
 
 HERE, SEEDS, MUS = Path(__file__).parent, (0, 1, 2), (0.0, 0.01, 0.1, 0.5, 1.0)
 SETS: dict[str, dict[str, Any]] = {
@@ -39,10 +39,10 @@ def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def gammas(told: Mapping[str, Any], mu: float, seed: int) -> list[float]:
     """One number for each device and round of FedProx."""
-    rows = built_in.synthetic(**told, clients=DEVICES, largest=200, seed=seed).train
+    rows = sources.synthetic(**told, clients=DEVICES, largest=200, seed=seed).train
     x = np.hstack([rows.x, np.ones((len(rows.x), 1), np.float32)]).astype(np.float64)
     owned = [np.flatnonzero(rows.group == k) for k in range(DEVICES)]
-    rng, server, found = np.random.default_rng(seed), np.zeros((x.shape[1], built_in.CLASSES)), []
+    rng, server, found = np.random.default_rng(seed), np.zeros((x.shape[1], sources.CLASSES)), []
     for t in range(ROUNDS):
         moved = []
         for k in ((t * COHORT + i) % DEVICES for i in range(COHORT)):

@@ -26,8 +26,8 @@ from world import CLASSES, DEVICES, EACH, KEY, TRAIN, Eye, World, trained, world
 
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
+from sordino.attacks.methods.inversion import fitted
 from sordino.attacks.methods.members import Separation, losses, separation
-from sordino.attacks.methods.prototypes import fitted
 from sordino.attacks.reconstruction import psnr, ssim
 from sordino.audits.noise_sources import Weak
 from sordino.audits.records import class_sums

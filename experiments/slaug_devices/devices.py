@@ -24,8 +24,7 @@ from sordino.results.one_run import open_run
 from sordino.runs import simulation
 from sordino.runs.run import start
 from sordino.runs.site_process import SlowNetwork
-from sordino.transport.message import Arrived, Writes, peek
-from sordino.transport.pipes import Pipes
+from sordino.transport.message import Arrived, Pipes, Writes, peek
 
 HERE, ROUNDS, DEVICES = Path(__file__).parent, 10, 10
 PRESET = HERE.parent / "slaug_small" / "mnist.toml"

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from sordino.accounting.accountants import classic_multiplier, composed_at, epsilon_by, sampled_multiplier
-from sordino.accounting.currency import APPROX, PURE, ZCDP, Currency, rdp
+from sordino.accounting.claims import APPROX, PURE, ZCDP, Currency, rdp
 from sordino.accounting.events import DiscreteGaussian, Gaussian, Poisson, Repeat, Together
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.errors import UnsoundGuarantee

@@ -1,10 +1,9 @@
 """The statement of guarantees: one row per (unit, neighbours, adversary), never a single epsilon.
 
-A row composes every release about a client, by claims about its subject or claims that cover it (`covering`). Clients
-hold disjoint data, so it shows the client with the largest privacy loss. A unit has no finite row if a release reveals
-it, or anything it lies in, without protection. The rows are computed from ledger entries alone, never from the
-configuration: what was not recorded was not guaranteed, and what was released raw costs infinity.
-"""
+A row composes every release about a client, by claims about its subject or claims that cover it (`composition`).
+Clients hold disjoint data, so it shows the client with the largest privacy loss. A unit has no finite row if a release
+reveals it, or anything it lies in, without protection. The rows are computed from ledger entries alone, never from the
+configuration: what was not recorded was not guaranteed, and what was released raw costs infinity."""
 
 from __future__ import annotations
 
@@ -15,10 +14,20 @@ from typing import Self
 from pydantic import Field
 
 from sordino.accounting.claims import ADVERSARIES, STATUSES, UNITS, Neighbours, Status, Subject, Written
-from sordino.accounting.covering import TotalCost, bounded, cost, covered, least, of_one_change, subjects
+from sordino.accounting.composition import (
+    Release,
+    TotalCost,
+    bounded,
+    cost,
+    covered,
+    histories,
+    least,
+    of_one_change,
+    read_notes,
+    subjects,
+)
 from sordino.accounting.events import NonPrivate
 from sordino.accounting.facts import Epsilon, Fact, delta_text, epsilon_text
-from sordino.accounting.notes import Release, histories, read_notes
 
 SCORES = "the server gets this site's exact test scores, as often as it asks"
 SEVERAL = "{} examples of one person in one table (group privacy of the example row); more of them elsewhere add to it"

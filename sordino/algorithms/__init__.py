@@ -17,8 +17,7 @@ from typing import TypeAlias
 from sordino.algorithms.algorithm import NAMES, Algorithm, AnyAlgorithm
 from sordino.algorithms.phases import Phased
 from sordino.algorithms.preset import Preset
-from sordino.branches import parts
-from sordino.later import when_used
+from sordino.branches import parts, when_used
 
 Method: TypeAlias = Callable[..., AnyAlgorithm | Phased]
 

@@ -20,8 +20,7 @@ from sordino.audits.canaries import CanaryDirections
 from sordino.audits.noise_sources import NoiselessTwin, Weak
 from sordino.audits.planted import ClearSum
 from sordino.audits.replay import PhaseStart, Replay
-from sordino.engine.executor import Answers, Clients
-from sordino.engine.secure_sum import SecureSum
+from sordino.engine.executor import Answers, Clients, SecureSum
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink

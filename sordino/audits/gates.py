@@ -20,10 +20,10 @@ import numpy as np
 from sordino import config, keys
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, Status, Subject
+from sordino.accounting.composition import parsed
 from sordino.accounting.events import Event, Gaussian, Json, Poisson, leaves
 from sordino.accounting.facts import Epsilon
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.notes import parsed
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.optional import Home
 from sordino.audits import clients, records

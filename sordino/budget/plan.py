@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.currency import UNIT, ZCDP, Amount, Currency, cap, cost
+from sordino.accounting.claims import UNIT, ZCDP, Amount, Currency, cap, cost
 from sordino.accounting.events import Gaussian, valid_delta
 from sordino.accounting.facts import delta_text
 from sordino.accounting.pricing import Counted, Exact, NominalPrice, Pricing, Renyi, best_order, counted_phases

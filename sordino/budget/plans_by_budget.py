@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.accounting.accountants import exact_multiplier
-from sordino.accounting.currency import APPROX, UNIT, Amount, Currency, cap, cost
+from sordino.accounting.claims import APPROX, UNIT, Amount, Currency, cap, cost
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import NUDGE, Counted, Exact
 from sordino.budget.client_budgets import Adaptive, Uniform

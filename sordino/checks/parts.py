@@ -24,7 +24,7 @@ from sordino.checks import models
 from sordino.checks.trial import require
 from sordino.config import filled
 from sordino.data.label_kinds import LabelKind, Numbers, SeveralLabels
-from sordino.data.row_source import RowSource, load
+from sordino.data.sources import RowSource, load
 from sordino.metrics.scores import OwnMetric, number_of
 from sordino.partition import Scheme
 from sordino.partition.row_numbers import checked

@@ -44,9 +44,9 @@ PACKAGE = PurePath(__file__).parents[1]
 CALLERS = {
     "evaluation": ("metrics/",),
     "ledger and prices": ("accounting/", "ledger/", "budget/", "planning/prices.py"),
-    "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/metric_files.py"),
+    "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/rounds.py"),
     "noise": ("privacy/noise/",),
-    "secure sums": ("secagg/", "engine/secure_sum.py"),
+    "secure sums": ("secagg/", "engine/executor.py"),
     "clipping": ("privacy/readers/per_example_gradients.py", "privacy/uplink/stages.py"),
 }
 # modules that count for themselves, and for other libraries that they call

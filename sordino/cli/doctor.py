@@ -24,9 +24,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from rich.markup import escape
 
+from sordino.branches import loading
 from sordino.cli.options import Json
 from sordino.cli.screen import Screen, say
-from sordino.later import loading
 
 GB = 1e9
 STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}
@@ -236,7 +236,7 @@ def _accelerator() -> str:
 
 
 def _durable_write(place: Path) -> tuple[float | None, str]:
-    from sordino.accounting.currency import ZCDP
+    from sordino.accounting.claims import ZCDP
     from sordino.errors import SordinoError
     from sordino.ledger.files import atomic_write
     from sordino.ledger.ledger import Ledger, LedgerScope

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sordino.branches import loading, when_used
 from sordino.cli.options import Json, PlanCode, SignedBy, Verb, Verbose, Verbs, experiment_and_changes
 from sordino.cli.screen import Screen, say
 from sordino.errors import ConfigError
-from sordino.later import loading, when_used
 
 if TYPE_CHECKING:
     from sordino.planning.planner import Enough

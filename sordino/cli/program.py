@@ -28,7 +28,7 @@ from typer.models import CommandInfo
 
 from sordino import user_code
 from sordino.branches import BRANCHES, part, parts, present
-from sordino.cli import catalogue, data, doctor, looking, privacy, running
+from sordino.cli import data, doctor, looking, privacy, running
 from sordino.cli.options import Verb, Verbs
 from sordino.cli.screen import json_asked
 from sordino.errors import BackendUnavailable, ConfigError, RunError, SordinoError
@@ -50,9 +50,9 @@ app.command("list")(looking.list_)
 app.command()(looking.show)
 app.command()(looking.predict)
 app.command(cls=Verb)(running.compare)
-app.command()(catalogue.algorithms)
-app.command()(catalogue.schema)
-app.command()(catalogue.check)
+app.command()(looking.algorithms)
+app.command()(looking.schema)
+app.command()(looking.check)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
 app.command()(doctor.doctor)

@@ -14,11 +14,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.branches import part
+from sordino.branches import loading, part
 from sordino.cli.options import Figures, Json, Quiet, Track, Verbose, What, experiment_and_changes
 from sordino.cli.screen import Screen, check_absent, note, say, unwritable, write
 from sordino.errors import ConfigError
-from sordino.later import loading
 
 if TYPE_CHECKING:
     from sordino.cli.bench import Profile

@@ -29,12 +29,12 @@ def _loader(source: str, module: str | None = None, function: str = "load") -> C
 
 
 SOURCES: Mapping[str, Callable[..., Dataset]] = {
-    "digits": _loader("digits", "built_in", "digits"),
+    "digits": _loader("digits", "sources", "digits"),
     "folder": _loader("folder", "folders"),
     "images": _loader("images"),
     "tabular": _loader("tabular"),
-    "quadratic": _loader("quadratic", "built_in", "quadratic"),
-    "synthetic": _loader("synthetic", "built_in", "synthetic"),
+    "quadratic": _loader("quadratic", "sources", "quadratic"),
+    "synthetic": _loader("synthetic", "sources", "synthetic"),
 }
 
 # names of table files ------------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import Estimates, Home, PerClientMessages
 from sordino.budget.plan import Price
 from sordino.engine import wire
-from sordino.engine.executor import Answers, Tally
-from sordino.engine.secure_sum import SecureSum
+from sordino.engine.executor import Answers, SecureSum, Tally
 from sordino.errors import NonFiniteModel, WireError
 from sordino.planning.accounts import Accounts, OpenRound
 from sordino.planning.planner import in_mean, of_reader, of_uplink
@@ -30,7 +29,7 @@ from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.robust import fewest
 from sordino.privacy.uplink.stages import Weigh
-from sordino.sampling.stragglers import RoundCrew
+from sordino.sampling.draws import RoundCrew
 from sordino.tree import Tree
 from sordino.types import NoiseSource, Received, Task, Terms
 

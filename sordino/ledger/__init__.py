@@ -2,7 +2,7 @@
 
 >>> from sordino.ledger.books import LedgerScope
 >>> from sordino.accounting.claims import Subject
->>> from sordino.accounting.currency import ZCDP, cap, cost
+>>> from sordino.accounting.claims import ZCDP, cap, cost
 >>> from sordino.ledger.ledger import Ledger
 >>> subject = Subject(unit="client", neighbours="replace", adversary="server")
 >>> scope = LedgerScope("digits", subject, 1e-5, ZCDP)

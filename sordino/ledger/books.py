@@ -14,8 +14,7 @@ from enum import StrEnum
 from operator import add
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sordino.accounting.claims import Subject
-from sordino.accounting.currency import Amount, Currency
+from sordino.accounting.claims import Amount, Currency, Subject
 from sordino.accounting.events import Json
 from sordino.accounting.facts import read_json
 from sordino.errors import LedgerError

@@ -26,7 +26,7 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
-from sordino.accounting.currency import Amount
+from sordino.accounting.claims import Amount
 from sordino.accounting.events import Json
 from sordino.errors import LedgerError
 from sordino.ledger.books import (

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from sordino import keys, user_code
 from sordino.accounting.claims import Policy
+from sordino.accounting.composition import named, note, parsed
 from sordino.accounting.events import Event, NonPrivate, Poisson, draws_afresh, from_json
-from sordino.accounting.notes import named, note, parsed
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import RequestsClients
 from sordino.budget.plan import Plan, Price
@@ -27,8 +27,7 @@ from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.uplink import Uplink
 from sordino.sampling import Cohort, IndependentCohort
-from sordino.sampling.draws import Seeded, SystemWords
-from sordino.sampling.stragglers import Stragglers
+from sordino.sampling.draws import Seeded, Stragglers, SystemWords
 from sordino.tree import Tree
 from sordino.types import Adversary, Claim, Reader
 

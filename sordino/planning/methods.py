@@ -10,9 +10,9 @@ from sordino.algorithms import algorithm_named, all_algorithms
 from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.optional import OwnLoss
 from sordino.algorithms.phases import Phased
+from sordino.branches import when_used
 from sordino.config import Experiment, build
 from sordino.errors import ConfigError
-from sordino.later import when_used
 from sordino.privacy.readers.open import Open
 from sordino.sampling import Cohort, check_promises
 from sordino.sampling.by_budget import COHORTS

@@ -15,9 +15,9 @@ from sordino.accounting.claims import Policy
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.pricing import Pricing
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.algorithms.learning import adapting
 from sordino.algorithms.optional import FitsData, PublicFacts
 from sordino.algorithms.phases import Phase
+from sordino.algorithms.preset import adapting
 from sordino.budget import client_budgets
 from sordino.budget.client_budgets import SCHEDULES, Adaptive, Schedule
 from sordino.budget.plan import Budget, Plan
@@ -31,7 +31,7 @@ from sordino.planning.methods import Methods, reads_plainly
 from sordino.planning.prices import PriceRequest, check_reads, check_secure, lacking_delta, shared
 from sordino.privacy.uplink.robust import check_robust
 from sordino.sampling import Cohort, Everyone
-from sordino.sampling.stragglers import Stragglers
+from sordino.sampling.draws import Stragglers
 from sordino.tasks.personalise import ways
 from sordino.types import Offer
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sordino import user_code
 from sordino.accounting.accountants import best
-from sordino.accounting.currency import PURE
+from sordino.accounting.claims import PURE
 from sordino.accounting.events import Event, Poisson, Repeat, compact
 from sordino.accounting.pricing import NominalPrice, Pricing
 from sordino.accounting.published import nominal_multiplier

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from sordino.accounting.currency import UNIT
+from sordino.accounting.claims import UNIT
+from sordino.accounting.composition import named, noised, of_a_run, simulated
 from sordino.accounting.facts import FORMAT
-from sordino.accounting.notes import named, noised, of_a_run, simulated
 from sordino.accounting.pricing import Counted
 from sordino.accounting.statement import Guarantee, OfPhase, Promised, beside_scores, of_groups, statement
 from sordino.errors import LedgerError, RunError

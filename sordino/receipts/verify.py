@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from sordino import user_code
 from sordino.accounting.accountants import EXACT, LIMITS
 from sordino.accounting.claims import Subject
+from sordino.accounting.composition import parsed
 from sordino.accounting.events import Json
-from sordino.accounting.notes import parsed
 from sordino.algorithms.optional import RequestsClients
 from sordino.config import Experiment
 from sordino.ledger.books import Op

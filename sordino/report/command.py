@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sordino.branches import when_used
 from sordino.cli.options import Figures, PlanCode, SignedBy
 from sordino.cli.screen import Screen
 from sordino.errors import ConfigError
-from sordino.later import when_used
 
 if TYPE_CHECKING:
     from sordino.receipts.documents import Evidence
@@ -124,11 +124,11 @@ def _written(found: Evidence, as_: Document, folder: Path, target: Path) -> Path
     from sordino.ledger.files import atomic_write
     from sordino.receipts.documents import card, record
     from sordino.receipts.signature import envelope
-    from sordino.report.annex import as_pdf, page
+    from sordino.report.run_page import annex_page, as_pdf
 
     if target.suffix == ".pdf":
-        return as_pdf(page(found), target)
-    made = {Document.annex: page, Document.registry: record, Document.card: card}
+        return as_pdf(annex_page(found), target)
+    made = {Document.annex: annex_page, Document.registry: record, Document.card: card}
     text = made[as_](found) if as_ in made else envelope(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(target, text.encode())

@@ -12,10 +12,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from sordino import config
-from sordino.accounting.claims import standing
-from sordino.accounting.currency import UNIT
+from sordino.accounting.claims import UNIT, standing
+from sordino.accounting.composition import noised
 from sordino.accounting.facts import Fact, Number
-from sordino.accounting.notes import noised
 from sordino.accounting.words import Described, by_phase, described, merged, subject
 from sordino.cli.tables import secure
 from sordino.ledger.ledger import Entry

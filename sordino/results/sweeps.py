@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sordino.accounting.claims import ADVERSARIES, Status, Subject
+from sordino.accounting.composition import of_a_run, read_notes
 from sordino.accounting.facts import Epsilon, delta_text, epsilon_text
-from sordino.accounting.notes import of_a_run, read_notes
 from sordino.accounting.statement import Guarantee, statement
 from sordino.accounting.words import merged, rounded_up, subject
 from sordino.config import CHOOSERS

@@ -17,8 +17,8 @@ from sordino.config import Data, Experiment, build, data_sources, filled
 from sordino.data import SOURCES, is_one_file, schema
 from sordino.data.dataset import Dataset
 from sordino.data.label_kinds import NextTokens
-from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import Column, TableSchema, TextColumn
+from sordino.data.sources import RowSource, load, rows_of
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.partition import SCHEMES, Scheme
 from sordino.partition.row_numbers import unfit

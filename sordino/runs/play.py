@@ -34,9 +34,8 @@ from sordino.receipts.run_files import Receipt
 from sordino.round import Outcome
 from sordino.runs import bundle
 from sordino.runs.backend import Backend, Begun
-from sordino.runs.metric_files import shown
 from sordino.runs.preparation import adopt, prepare
-from sordino.runs.rounds import RunningPhase, RunningRun, patience
+from sordino.runs.rounds import RunningPhase, RunningRun, patience, shown
 from sordino.runs.setup import Setup
 from sordino.runs.witness import Witness, needed
 from sordino.tree import Tree

@@ -20,8 +20,8 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from sordino import tree
+from sordino.accounting.composition import under
 from sordino.accounting.events import Json
-from sordino.accounting.notes import under
 from sordino.algorithms.optional import PublicTensors, first_state
 from sordino.algorithms.phases import Phase
 from sordino.engine import checkpoint, wire
@@ -33,7 +33,7 @@ from sordino.ledger.ledger import Entry, State
 from sordino.metrics import RoundRow
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
-from sordino.runs import metric_files as metrics
+from sordino.runs import rounds
 from sordino.runs.backend import Backend, Begun
 from sordino.runs.rounds import RunningRun, stands
 from sordino.runs.setup import Setup
@@ -118,7 +118,7 @@ def _send_tensors(backend: Backend, folder: Path, tensors: Params, begun: Begun 
         phase=PUBLIC_TENSORS, round=0, bytes_down=len(backend.setup.public.sizes) * each, bytes_up=0, payload=0
     )
     written, real = begun.loaded.meta if begun is not None else {}, backend.setup.policy.real
-    with metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:
+    with rounds.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:
         rows.write(row)
         rows.sync()
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from shlex import quote
 
 from sordino import user_code
-from sordino.accounting.notes import parsed
+from sordino.accounting.composition import parsed
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
 from sordino.device import on

@@ -30,8 +30,7 @@ from sordino.receipts.private import secret_of
 from sordino.runs.backend import Backend, Begun, ServerData, examples_of
 from sordino.runs.population import Population
 from sordino.runs.setup import Setup, Whole
-from sordino.transport.message import Signer
-from sordino.transport.pipes import Pipes
+from sordino.transport.message import Pipes, Signer
 from sordino.transport.sites import Patience, Sites
 from sordino.types import Examples, NoiseSource, Params, Task
 

@@ -32,8 +32,7 @@ from sordino.fast.processor import keep_freed_memory
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
 from sordino.runs.simulation import simulated
-from sordino.transport.message import Signer, peek
-from sordino.transport.pipes import serve, write
+from sordino.transport.message import Signer, peek, serve, write
 from sordino.transport.request_handler import RequestHandler
 
 

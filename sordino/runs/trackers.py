@@ -23,7 +23,7 @@ from sordino.accounting.events import Json
 from sordino.errors import ConfigError
 from sordino.receipts.folder import numbers
 from sordino.receipts.run_files import Receipt
-from sordino.runs.metric_files import shown
+from sordino.runs.rounds import shown
 
 if TYPE_CHECKING:
     from sordino.runs.play import Ended, Progress

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sordino.accounting.currency import Amount
+from sordino.accounting.claims import Amount
 from sordino.accounting.facts import Fact, parsed
 from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped

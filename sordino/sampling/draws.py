@@ -1,19 +1,35 @@
 """Random subsets and independent coins from counter-based keys, at a cost in proportion to the number drawn, not to the
-population."""
+population.
+
+Slow clients (Li et al., MLSys 2020) and injected faults: the same clients in every compared method, because only (seed,
+round) decides.
+
+    drop   a slow client is left out: nothing computed, nothing spent
+    keep   it does between 1 and E-1 of its E epochs; of one epoch, or of a number of steps, any part of the batches;
+           its upload counts
+    late   it computes and uploads after the deadline: spent, but not used
+
+A fault strikes after the budget of the round was reserved, which stays spent. `lost` clients never answer, `late` ones
+too late.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys
+from sordino.errors import ConfigError
+from sordino.keys import Key
 from sordino.privacy.noise.sources import System
+from sordino.types import Tensor
 
 Words = NDArray[np.uint64]
 
@@ -105,3 +121,89 @@ def first_head(rate: float) -> NDArray[np.uint64]:
         none -= none * numerator // denominator
         thresholds.append(((1 << 192) - none) >> 128)
     return np.array(thresholds, dtype=np.uint64)
+
+
+class RoundCrew(NamedTuple):
+    """Clients of a round: those that compute, those that are late or lost, and how much of their work slow ones do."""
+
+    active: list[int]
+    late: frozenset[int]
+    epochs: Mapping[int, int]  # of the slow ones that keep whole epochs
+    lost: frozenset[int] = frozenset()
+    parts: Mapping[int, float] = {}  # of the slow ones that keep a part of their batches: how large a part
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Slow clients: their share and their treatment (drop, keep, late); and injected faults: the probabilities that an
+    active client is lost, or late.
+    """
+
+    share: float = 0.0
+    policy: Literal["drop", "keep", "late"] = "drop"
+    epochs: int | None = None  # E of the algorithm, where it counts in epochs
+    divisible: bool = True  # an epoch, or a number of steps, may be left unfinished
+    faults: tuple[float, float] = (0.0, 0.0)  # how likely an active client is lost, or late
+    own_fate: bool = False  # of a hidden cohort: who else was drawn must not decide who is slow
+
+    def __post_init__(self) -> None:
+        if not all(0 <= share <= 1 for share in (self.share, *self.faults)) or sum(self.faults) > 1:
+            raise ConfigError(
+                f"the shares are {self.share} stragglers, {self.faults[0]} lost and {self.faults[1]} late clients",
+                why="each share lies between 0 and 1; lost and late clients together are at most 1, since no client "
+                "is both",
+                fix="lower stragglers.share, chaos.drop or chaos.slow",
+                code="share-out-of-range",
+            )
+        whole_epochs = self.epochs is not None and self.epochs >= 2
+        if self.policy == "keep" and self.share > 0 and not whole_epochs and not self.divisible:
+            raise ConfigError(
+                'stragglers with policy "keep" need at least two local epochs here',
+                why="a reader with noise pays for whole epochs: a part of an epoch cannot be paid for",
+                fix='set algorithm.local_epochs to 2 or more, or stragglers.policy to "drop"',
+                code="no-partial-work",
+            )
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if the sum may leave out a client that was asked to compute."""
+        return any(self.faults) or (self.policy == "late" and self.share > 0)
+
+    def split(self, cohort: Sequence[int], t: int, key: int) -> RoundCrew:
+        crew, here = self._slow(cohort, t, key), keys.fold(key, "faults", t)
+        lose, delay = self.faults
+        if not lose + delay or not crew.active:
+            return crew
+        tossed = _fates(here, crew.active).tolist()  # a client's fate is its own
+        lost = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if toss < lose)
+        late = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if lose <= toss < lose + delay)
+        return crew._replace(lost=lost, late=crew.late | late)
+
+    def _slow(self, cohort: Sequence[int], t: int, key: int) -> RoundCrew:
+        here = keys.fold(key, "stragglers", t)
+        if self.own_fate:
+            tossed = _fates(here, cohort).tolist() if self.share else [1.0] * len(cohort)
+            slow = [k for k, toss in zip(cohort, tossed, strict=True) if toss < self.share]
+        else:
+            slow_count = len(cohort) - round(len(cohort) * (1 - self.share))  # Python rounds half to even
+            slow = [cohort[i] for i in keys.order(keys.word(here), len(cohort))[:slow_count].tolist()]
+        if not slow:
+            return RoundCrew(list(cohort), frozenset(), {})
+        if self.policy == "drop":
+            dropped = frozenset(slow)
+            return RoundCrew([k for k in cohort if k not in dropped], frozenset(), {})
+        if self.policy == "late":
+            return RoundCrew(list(cohort), frozenset(slow), {})
+        if self.epochs is None or self.epochs < 2:
+            drawn = self._drawn(keys.fold(here, "parts"), slow).tolist()
+            return RoundCrew(list(cohort), frozenset(), {}, parts=dict(zip(slow, drawn, strict=True)))
+        efforts = 1 + (self._drawn(keys.fold(here, "epochs"), slow) * (self.epochs - 1)).long()
+        return RoundCrew(list(cohort), frozenset(), dict(zip(slow, efforts.tolist(), strict=True)))
+
+    def _drawn(self, key: Key, slow: Sequence[int]) -> Tensor:
+        return _fates(key, slow) if self.own_fate else keys.uniform(key, len(slow))
+
+
+def _fates(key: Key, clients: Sequence[int]) -> Tensor:
+    """A random number in (0, 1) for each client, the same whichever other clients are in the round."""
+    return keys.uniform(keys.at(key, clients), 1).reshape(-1)

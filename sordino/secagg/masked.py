@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.engine.commands import Answered, Mask, Round
-from sordino.engine.secure_sum import check_one_broadcast, flat, words_of
+from sordino.engine.executor import check_one_broadcast, flat, words_of
 from sordino.engine.site import Site
 from sordino.errors import IntegrityError, LedgerError, SecAggAborted, SecureError, WireError
 from sordino.privacy.uplink.channels import MaskedChannel, Messages, Opened, Step, Stopwatch, TakeStep, Uploads

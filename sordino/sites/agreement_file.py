@@ -14,6 +14,9 @@
     commitment = "5f1c..."        # digest of its data, under a key that stays there
 
 Its digest stands for the data in the server's ledger, and in every message between server and sites.
+
+invitation.toml: all that a site must know to decide about taking part. It holds no secret. A forged one is noticed by
+the fingerprint of the server's key, which sites compare over another channel.
 """
 
 from __future__ import annotations
@@ -22,18 +25,26 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import Field, ValidationError, model_validator
 
-from sordino.accounting.facts import Fact, Format
-from sordino.config import Experiment
+from sordino import config, user_code
+from sordino.accounting.facts import FORMAT, Fact, Format
+from sordino.config import Engine, Experiment
+from sordino.data import schema
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError
 from sordino.planning.agreement import MOST, AboutData, PublicNumbers
+from sordino.runs.declared_data import LEARNED
 from sordino.runs.public_inputs import declared_scale
 from sordino.sites.identity import Name
+from sordino.transport.message import Signer
 
 
 class Announced(AboutData):
@@ -140,3 +151,124 @@ def read_toml(text: str, name: str = "the agreement") -> SitesAgreement:
             fix="`sordino data agree` makes one from the announcements of the sites",
             code="bad-agreement",
         ) from None
+
+
+SERVER = "server"
+
+
+class Invited(Fact, extra="forbid"):
+    """Contents of invitation.toml, as text."""
+
+    format: Format
+    run: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$")  # in the name of a folder and, before a dot, of ledger entries
+    server: str  # HOST:PORT
+    server_key: str = Field(pattern="^[0-9a-f]{64}$")  # Ed25519
+    experiment: str  # TOML
+    agreement: str  # TOML
+    table_schema: str = ""  # TOML
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Invitation of a site to a run, parsed."""
+
+    told: Invited
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """Experiment of the run. Of `[engine]` only the settings that change numbers are taken; all others are up to
+        this machine.
+        """
+        told = config.load(tomllib.loads(self.told.experiment))
+        engine = Engine(executor=told.engine.executor, precision=told.engine.precision)
+        return told.model_copy(update={"engine": engine})
+
+    @cached_property
+    def agreement(self) -> SitesAgreement:
+        return read_toml(self.told.agreement, "the agreement in the invitation")
+
+    @property
+    def server_key(self) -> Ed25519PublicKey:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.told.server_key))
+
+    @property
+    def declared(self) -> TableSchema | None:
+        return schema.parsed(self.told.table_schema) if self.told.table_schema else None
+
+    def signer(self, name: str, config: str, identity: Ed25519PrivateKey) -> Signer:
+        """Signing identity of an invited side; `config`: digest of the experiment with that side's own settings."""
+        return Signer(name, self.told.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
+
+    def toml(self) -> str:
+        return tomli_w.dumps(self.told.to_json(), multiline_strings=True)
+
+
+def invite(
+    run: str, address: str, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
+) -> Invitation:
+    """Make the server's invitation of sites to a run. It names no file here; a table's schema is in it as text."""
+    text, data = "", experiment.data
+    if data.source == "tabular" and data.schema not in (None, LEARNED):
+        text = Path(str(data.schema)).expanduser().read_text(encoding="utf-8")
+    shown = experiment.model_copy(update={"data": data.model_copy(update={"path": None})})
+    return Invitation(
+        Invited(
+            format=FORMAT,
+            run=run,
+            server=address,
+            server_key=identity.public_key().public_bytes_raw().hex(),
+            experiment=shown.toml(),
+            agreement=agreed.toml(),
+            table_schema=text,
+        )
+    )
+
+
+def read_invitation(path: Path, with_code: bool = False) -> Invitation:
+    """Read and check an invitation. `with_code`: the caller knows the user-defined classes that the invitation names,
+    and lets them run."""
+    try:
+        return parsed_invitation(path.read_bytes(), with_code, str(path))
+    except OSError as error:
+        raise _no_invitation(str(path), error) from None
+
+
+def parsed_invitation(text: bytes, with_code: bool, name: str = "what the server sends") -> Invitation:
+    """Parse and check the text of an invitation. `with_code`: it may name user-defined classes, which then run here."""
+    try:
+        told = Invited.model_validate_json(json.dumps(tomllib.loads(text.decode())))
+        found = Invitation(told)
+        _check_text(name, tomllib.loads(told.experiment), told, with_code)
+        _ = found.server_key, found.experiment, found.declared, found.agreement
+    except (UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _no_invitation(name, error) from None
+    return found
+
+
+def _no_invitation(name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{name} is not an invitation",
+        why=str(error)[:300],
+        fix="`sordino serve` writes invitation.toml into its run folder: ask for that file",
+        code="no-invitation",
+    )
+
+
+def _check_text(path: str, experiment: dict[str, Any], told: Invited, with_code: bool) -> None:
+    """Refuse an experiment that would run a program on this machine, or read one of its files."""
+    if not with_code and (named := sorted(set(user_code.named(experiment)))):
+        raise ConfigError(
+            f"{path} names code: {', '.join(named)}",
+            why="it would run here, beside this site's data, with all that you may do on this machine",
+            fix="read that file on this machine, and if you trust it, say --with-code",
+            code="code-in-invitation",
+        )
+    data = experiment.get("data")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema not in (None, LEARNED) and not told.table_schema:
+        raise ConfigError(
+            f"{path} names the file {schema!r} as the schema of the table, but does not contain it",
+            why="the file of that name on this machine may differ from the server's",
+            fix="ask for an invitation that `sordino serve` wrote: it holds the schema",
+            code="schema-not-in-invitation",
+        )

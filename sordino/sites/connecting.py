@@ -22,8 +22,8 @@ from sordino.errors import ConfigError, WireError
 from sordino.ledger.files import atomic_write
 from sordino.runs.setup import Whole
 from sordino.sites import grpc_line
+from sordino.sites.agreement_file import Invitation
 from sordino.sites.grpc_line import Foreign, PendingMessage, claim
-from sordino.sites.invitation import Invitation
 from sordino.sites.site_accounts import SignedHead
 from sordino.transport.tls import Certificates, Pems, of_site
 

@@ -5,8 +5,8 @@ sites, and carries bytes between them.
     answer   -> the name of the site | its signature of the challenge
              -> the answer to the last message
 
-Each part is a frame (see `transport.pipes`). A question has a challenge or messages. A node proves with the key on the
-list which site it is, before it is sent any message; messages are signed as between any sites. A node that fails
+Each part is a frame (see `transport.message`). A question has a challenge or messages. A node proves with the key on
+the list which site it is, before it is sent any message; messages are signed as between any sites. A node that fails
 answers nothing, as the text of an error may repeat a row: the site's own log has it.
 """
 
@@ -35,13 +35,13 @@ from sordino.receipts.folder import absolute_folder
 from sordino.receipts.signature import private_key, public_key
 from sordino.runs.declared_data import DeclaredData
 from sordino.runs.play import Ended, Progress
-from sordino.sites import invitation as invitations
+from sordino.sites import agreement_file
+from sordino.sites.agreement_file import Invitation
 from sordino.sites.grpc_line import CHALLENGE, claim
-from sordino.sites.invitation import Invitation
 from sordino.sites.join import JoinOptions, Proposed, membership
 from sordino.sites.membership import Membership
 from sordino.sites.serve import ServeOptions, serve, settled
-from sordino.transport import pipes
+from sordino.transport import message
 from sordino.transport.message import Arrived, Carrier, Writes, each
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
@@ -276,7 +276,7 @@ class SiteElsewhere:
         told = tomllib.loads(tomllib.loads(invitation.decode())["experiment"])
         # anybody can write an invitation: code that this site has not accepted is not imported in order to read it
         known = {*user_code.named(told)} <= {*user_code.named(self._own.model_dump())}
-        found = invitations.parsed(invitation, with_code=known)
+        found = agreement_file.parsed_invitation(invitation, with_code=known)
         if found.server_key != public_key(Path(terms.server_key)):
             raise KeyMismatch(
                 "the invitation is from another server than the one that this site has accepted",
@@ -332,14 +332,14 @@ class SiteElsewhere:
 def framed(parts: Iterable[bytes]) -> bytes:
     stream = io.BytesIO()
     for part in parts:
-        pipes.write(stream, part)
+        message.write(stream, part)
     return stream.getvalue()
 
 
 def unframed(data: bytes, many: int) -> list[bytes]:
     """Splits a question or an answer into its parts; refused unless there are exactly `many`."""
     stream = io.BytesIO(data)
-    found = [pipes.read(stream) for _ in range(many)]
+    found = [message.read(stream) for _ in range(many)]
     parts = [one for one in found if one is not None]
     if len(parts) != many or stream.read(1):
         raise WireError("what came is no question or answer of this version", fix="ignore it", code="no-message")

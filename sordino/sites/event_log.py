@@ -1,6 +1,6 @@
 """events.jsonl: log of a run between sites, with times. Lines are only appended.
 
-With real noise the whole log lies in the private folder, as metrics do (see `runs.metric_files`). The part that may be
+With real noise the whole log lies in the private folder, as metrics do (see `runs.rounds`). The part that may be
 shown has no free texts, which are sites' own words; and with a hidden cohort nothing that tells who was drawn, or who
 answered.
 """

@@ -83,7 +83,7 @@ def certificates(
     days: Annotated[int, typer.Option(help="Validity in days.")] = DAYS,
 ) -> None:
     """Make certificates for a trial: a CA, one for the server, one for each site. Without --server, more sites."""
-    from sordino.sites.trial_certificates import add, make
+    from sordino.sites.identity import add, make
 
     if server:
         make(folder, server, site or [], days)

@@ -36,11 +36,11 @@ from sordino.receipts.run_files import Receipt
 from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import needed, place_for
-from sordino.sites import invitation as invitations
+from sordino.sites import agreement_file
+from sordino.sites.agreement_file import Invitation
 from sordino.sites.connecting import InvitedOptions, Says, attend_for
 from sordino.sites.event_log import EventLog
 from sordino.sites.identity import fingerprint
-from sordino.sites.invitation import Invitation
 from sordino.sites.membership import Membership
 from sordino.sites.own_data import OwnData
 from sordino.sites.serve import AGREEMENT, INVITATION, settled
@@ -162,7 +162,7 @@ class Left(NamedTuple):
 
 
 def proposed(options: JoinOptions) -> Proposed:
-    return Proposed(options, invitations.read(options.invitation, options.with_code))
+    return Proposed(options, agreement_file.read_invitation(options.invitation, options.with_code))
 
 
 def join(
@@ -268,7 +268,7 @@ def _check_same(asked: Proposed) -> None:
     """Refuse to resume with anything that differs from what this site accepted when it joined."""
     if asked.experiment.privacy.real:
         private.check_place(asked.folder, asked.options.moved)
-    before, now = invitations.read(asked.folder / INVITATION, with_code=True), asked.invitation
+    before, now = agreement_file.read_invitation(asked.folder / INVITATION, with_code=True), asked.invitation
     scores = RunFolder(asked.folder).environment.shares_scores
     for what, there, here in (
         ("run", before.told.run, now.told.run),

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sordino.engine.commands import Accepted, Answer, Begin, Done, End, OpenSum, Publish, Refused, read_command
-from sordino.engine.secure_sum import words_of
+from sordino.engine.executor import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Place
@@ -28,7 +28,7 @@ from sordino.privacy.uplink.channels import SecretKey
 from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.runs.witness import state
-from sordino.sites import invitation as invitations
+from sordino.sites import agreement_file
 from sordino.sites.connecting import InvitedOptions, Responder, Says, attend_for
 from sordino.sites.secure_sums import HOLDER, INTEGERS, held
 from sordino.sites.serve import longest, settled
@@ -193,7 +193,7 @@ class KeyHolder(Responder):
 
 def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Callable[[str], None]) -> bool:
     """`sordino hold-key`: decrypt the sums of a run until it is stopped (False) or the run is over (True)."""
-    invitation = invitations.read(options.invitation, options.with_code)
+    invitation = agreement_file.read_invitation(options.invitation, options.with_code)
     agreed = invitation.agreement
     experiment = settled(invitation.experiment, options.rehearsal)
     whole = Whole(experiment, agreed.public(experiment, invitation.declared))

@@ -25,15 +25,14 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.engine.commands import Answered, Command, Encrypt, Mask, OpenSum, Publish, Round, read_answer
-from sordino.engine.executor import Answers
-from sordino.engine.secure_sum import check_one_broadcast, words_of
+from sordino.engine.executor import Answers, check_one_broadcast, words_of
 from sordino.errors import ConfigError, SecureError, SordinoError, UnsoundGuarantee, WireError
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.channels import Messages, Opened, Step, Stopwatch, SumAtSites
 from sordino.privacy.uplink.fixed_point import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted
 from sordino.runs.setup import Setup, Whole
-from sordino.sampling.stragglers import Stragglers
+from sordino.sampling.draws import Stragglers
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.message import Message

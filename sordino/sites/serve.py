@@ -42,13 +42,12 @@ from sordino.runs.public_inputs import check_announced
 from sordino.runs.rounds import patience
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle
-from sordino.sites import invitation as invitations
-from sordino.sites.agreement_file import AgreedClient, SitesAgreement
+from sordino.sites import agreement_file
+from sordino.sites.agreement_file import SERVER, AgreedClient, Invitation, SitesAgreement, invite
 from sordino.sites.agreement_file import read as read_agreement
 from sordino.sites.event_log import EventLog
 from sordino.sites.grpc_server import Rpc
 from sordino.sites.identity import AllowList
-from sordino.sites.invitation import SERVER, Invitation, invite
 from sordino.sites.own_data import servers_rows
 from sordino.sites.remote_sites import Kept, RemoteSites
 from sordino.sites.secure_sums import check_elsewhere, kind_of_sites, peers_of
@@ -250,7 +249,7 @@ def serve(
         private.check_place(options.folder, options.moved)
     log = EventLog.of(options.folder, whole, hears)
     if options.folder.exists():
-        invitation = invitations.read(options.folder / INVITATION, with_code=True)  # its own
+        invitation = agreement_file.read_invitation(options.folder / INVITATION, with_code=True)  # its own
     else:
         invitation = invite(environment.run, options.address or options.bind, options.identity, experiment, agreed)
     if carried is None:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from sordino import branches, user_code
 from sordino.engine import checkpoint
 from sordino.engine.commands import Answer, Answered, Command, Done, Mask, Refused, Round, read_command
-from sordino.engine.secure_sum import flat
+from sordino.engine.executor import flat
 from sordino.engine.site import Site
 from sordino.errors import KeyMismatch, LedgerError, SordinoError, UnsoundGuarantee, WireError, damaged
 from sordino.ledger.files import atomic_write

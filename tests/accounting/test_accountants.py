@@ -342,7 +342,7 @@ def test_renyi_above_loss_distribution_above_exact_on_60_points() -> None:
     ("z", "delta"), [(1.0, 1e-5), *(pytest.param(*p, marks=slow) for p in ((3.0, 1e-6), (0.7, 1e-9)))]
 )
 def test_two_steps_of_a_client_row_bound_replacing_an_example(z: float, delta: float) -> None:
-    from sordino.accounting.covering import two_steps
+    from sordino.accounting.composition import two_steps
 
     # the exact answer is known for a Gaussian: replacing is one step of twice the sensitivity, mu = 2/z
     claimed = two_steps(Gaussian(z), delta, "zero_out")

@@ -17,10 +17,9 @@ import pytest
 
 from sordino.accounting import statement as statements
 from sordino.accounting.claims import UNITS, Claim, Neighbours, Status, Subject, Unit
-from sordino.accounting.covering import bounded, cost, covered, steps, two_steps
+from sordino.accounting.composition import bounded, cost, covered, note, steps, two_steps
 from sordino.accounting.events import Event, Gaussian, Laplace, NonPrivate, Nothing, Once, Poisson, Repeat, Response
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.notes import note
 from sordino.accounting.statement import Guarantee, epsilons, statement
 
 DELTA = 1e-5
@@ -130,7 +129,7 @@ PIXELS = (
 
 def old(texts: Any, population: int, delta: float) -> list[Guarantee]:
     """Broken twin: each row made of the releases that speak of its subject, blind for the others."""
-    from sordino.accounting.notes import read_notes
+    from sordino.accounting.composition import read_notes
 
     (releases,) = list(read_notes(texts, population).values())[:1]
     spoken = {claim.subject for release in releases for claim in release}

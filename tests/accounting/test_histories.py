@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting import covering
+from sordino.accounting import composition
 from sordino.accounting import statement as statements
 from sordino.accounting.accountants import EpsilonBound
-from sordino.accounting.claims import Claim, Subject
-from sordino.accounting.currency import ZCDP, Amount
+from sordino.accounting.claims import ZCDP, Amount, Claim, Subject
+from sordino.accounting.composition import Histories, Release, note, read_notes
 from sordino.accounting.events import Event, Gaussian, NonPrivate, leaves
-from sordino.accounting.notes import Histories, Release, note, read_notes
 from sordino.accounting.statement import Guarantee, statement
 from sordino.errors import LedgerError
 from sordino.ledger.books import Caps
@@ -92,7 +91,7 @@ def counted(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
 
 def stated(notes: list[str], population: int, patch: pytest.MonkeyPatch, **changes: Any) -> list[Guarantee]:
     for name, value in changes.items():
-        patch.setattr(statements if hasattr(statements, name) else covering, name, value)
+        patch.setattr(statements if hasattr(statements, name) else composition, name, value)
     return statement(notes, population, 1e-5)
 
 
@@ -100,7 +99,7 @@ def fewest(event: Event, delta: float, neighbours: str) -> EpsilonBound:
     return counted(event, delta, neighbours)[0]
 
 
-CHEAP = {"needed": counted, "best": fewest, "bounded": covering.bounded.__wrapped__}
+CHEAP = {"needed": counted, "best": fewest, "bounded": composition.bounded.__wrapped__}
 
 
 @settings(max_examples=30)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sordino.accounting.accountants import best, bounds, epsilon_by
 from sordino.accounting.claims import Claim
+from sordino.accounting.composition import note
 from sordino.accounting.events import (
     Event,
     Gaussian,
@@ -32,7 +33,6 @@ from sordino.accounting.events import (
     leaves,
     to_json,
 )
-from sordino.accounting.notes import note
 from sordino.accounting.statement import statement
 from sordino.errors import InvalidBudget, UnsupportedEvent
 from sordino.privacy.readers.responses import composed_delta, flip_probability, keep_probability

@@ -27,7 +27,7 @@ from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.scaffold import Client, Scaffold, Server, Up
-from sordino.data import built_in
+from sordino.data import sources
 from sordino.errors import ConfigError
 from sordino.privacy.noise.sources import Counter
 from sordino.tasks.quadratic import Quadratic
@@ -36,7 +36,7 @@ from sordino.types import Examples, Grant, Params, Received, Shard, Task
 
 DIM, CLIENTS, STEPS, LR = 6, 4, 8, 0.2
 TASK = Quadratic(DIM)
-DATA, _ = built_in.quadratic_with_optimum(CLIENTS, DIM, seed=3, heterogeneity=2.0)
+DATA, _ = sources.quadratic_with_optimum(CLIENTS, DIM, seed=3, heterogeneity=2.0)
 ROWS = torch.from_numpy(DATA.train.x)
 A, B = ROWS.double().chunk(2, dim=1)  # one row per client
 SHARDS = [Examples(ROWS[k : k + 1], torch.zeros(1, dtype=torch.int64)) for k in range(CLIENTS)]

@@ -13,8 +13,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from sordino.accounting.composition import note
 from sordino.accounting.events import Once, Repeat, Response, from_json
-from sordino.accounting.notes import note
 from sordino.accounting.statement import Guarantee, statement
 from sordino.engine.client_states import PreparedShards, Shards
 from sordino.errors import ConfigError, DomainError, SordinoError
@@ -24,7 +24,7 @@ from sordino.receipts.private import CLIENTS, FOLDER, secret_of
 from sordino.receipts.verify import verify
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
-from sordino.transport import pipes
+from sordino.transport import message
 from sordino.types import Examples, LocalWork
 from tests.algorithms.lc_fl_runs import EVERYONE, Rounds, made, rows_of, slow
 from tests.laws import warm
@@ -191,7 +191,7 @@ def test_nobody_keeps_a_secret_for_nothing(tmp_path: Path) -> None:
 def test_clients_of_their_own_processes_answer_the_same(
     noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
     table: dict[str, Any] = {"privacy": {"noise": noise}, "engine": {"executor": "processes", "workers": 2}}
     apart = finished(made(LDP, **table), tmp_path / "apart")
     assert same_model(Rounds(made(LDP, **table), secret_of(tmp_path / "apart")), tmp_path / "apart")

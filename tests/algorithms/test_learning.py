@@ -12,9 +12,9 @@ from sordino import config
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.ditto import Ditto
 from sordino.algorithms.fedavg import FedAvg
-from sordino.algorithms.learning import Adapting, adapting
 from sordino.algorithms.optional import FollowsPhase, OptionalSide, PerClientMessages, RequestsClients
 from sordino.algorithms.phases import Phase
+from sordino.algorithms.preset import Adapting, adapting
 from sordino.config import Experiment
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.compression import BlockSum

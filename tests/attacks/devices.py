@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.data import built_in
+from sordino.data import sources
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
@@ -28,7 +28,7 @@ CLASSES, ELSEWHERE, MEMBERS = (
 @cache
 def everything() -> Examples:
     """1,797 images in random order."""
-    data = built_in.digits()
+    data = sources.digits()
     x, y = (torch.from_numpy(np.concatenate(sides)) for sides in zip(data.train[:2], data.test[:2], strict=True))
     order = keys.permutation(keys.root(1), len(y))
     return Examples(x[order], y[order])
@@ -48,7 +48,7 @@ def parts(label: int) -> Parts:
 
 
 def task(net: str) -> Classification:
-    data = built_in.digits()
+    data = sources.digits()
     return Classification(
         NETS[net]((1, 8, 8), CLASSES), name=net, shape=(8, 8, 1), mean=data.mean, std=data.std, image=True
     )

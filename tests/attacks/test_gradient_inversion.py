@@ -16,7 +16,7 @@ from sordino import config, keys, tree
 from sordino.accounting.claims import ADVERSARIES, Adversary
 from sordino.attacks.attack import assault, judged
 from sordino.attacks.attacked_run import AttackSettings, UpdateView, pictures
-from sordino.attacks.methods.gradient_inversion import (
+from sordino.attacks.methods.inversion import (
     Analytic,
     DeepLeakage,
     ImprovedLeakage,

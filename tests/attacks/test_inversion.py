@@ -17,7 +17,7 @@ from torch import Tensor
 from experiments.slaug_attacks.inverting import Look, by_network, by_pixels, ranks
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
-from sordino.attacks.methods.prototypes import fitted
+from sordino.attacks.methods.inversion import fitted
 from sordino.attacks.reconstruction import psnr, ssim, variation
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums

@@ -15,7 +15,7 @@ from sordino.attacks.attack import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.methods.members import MemberScores, above, roc, with_verdict
 from sordino.attacks.methods.properties import overlap
-from sordino.data.row_source import RowSource, SourceRows
+from sordino.data.sources import RowSource, SourceRows
 from sordino.results.findings import AttackFinding
 
 BLANK = AttackFinding(attack="a", what="", sees="public", verdict="not tried", why="")

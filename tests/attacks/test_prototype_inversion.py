@@ -11,7 +11,7 @@ from torch import Tensor
 from sordino import config, keys
 from sordino.attacks.attack import assault
 from sordino.attacks.attacked_run import AttackSettings, MeanView
-from sordino.attacks.methods.prototypes import Decoder, LinearMap, PrototypeInversion, guess, nearest
+from sordino.attacks.methods.inversion import Decoder, LinearMap, PrototypeInversion, guess, nearest
 from tests.helpers.slaug_runs import RUN
 
 SIDE = 4

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sordino import keys
 from sordino.accounting.accountants import best, exact_multiplier
-from sordino.accounting.currency import UNIT
+from sordino.accounting.claims import UNIT
 from sordino.accounting.events import Gaussian, Poisson, Repeat, amplified
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.budget import client_budgets

@@ -9,7 +9,7 @@ import pytest
 
 from sordino import config
 from sordino.accounting.accountants import epsilon_by
-from sordino.accounting.currency import UNIT
+from sordino.accounting.claims import UNIT
 from sordino.accounting.events import Gaussian, Poisson, Repeat, Together
 from sordino.accounting.pricing import Counted, Renyi, best_order, budget_at, counted_phases
 from sordino.receipts.verify import verify

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from sordino.accounting.claims import Subject
-from sordino.accounting.currency import UNIT
+from sordino.accounting.claims import UNIT, Subject
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import Renyi
 from sordino.budget.client_budgets import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform

@@ -12,7 +12,7 @@ HEAD = """
 from dataclasses import dataclass
 import numpy as np, torch, torch.nn.functional as F
 from sordino.sampling import Cohort, alike
-from sordino.data.row_source import RowSource, SourceRows
+from sordino.data.sources import RowSource, SourceRows
 from sordino.metrics.scores import OwnMetric
 from sordino.partition import Scheme
 from sordino.runs.play import Callback

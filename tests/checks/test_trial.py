@@ -14,7 +14,7 @@ import pytest
 from sordino.checks import LAWS, Law, Report, check
 from sordino.cli import main
 from sordino.errors import ConfigError
-from sordino.transport import pipes
+from sordino.transport import message
 from tests.checks.broken_twins import PRELUDE, TWINS
 from tests.laws import warm
 
@@ -37,7 +37,7 @@ class FedProx(FedAvg):
 
 @pytest.fixture
 def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
 
     def call(source: str, *words: str, name: str | None = "Mine") -> Report:
         file = tmp_path / f"algorithm_{tmp_path.name}.py"
@@ -215,7 +215,7 @@ def test_a_check_sets_parameters_only(word: str, tmp_path: Path) -> None:
 def test_the_command_says_what_is_broken_and_ends_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "my_mine.py").write_text(PRELUDE + TWINS["uphill"].source)
     (tmp_path / "my_prox.py").write_text(FEDPROX)

@@ -24,7 +24,7 @@ def told(program: str, folder: Path) -> str:
 def test_nothing_is_collected_while_modules_load_and_all_that_is_made_later_is(tmp_path: Path) -> None:
     program = """
 import gc, weakref
-from sordino.later import loading
+from sordino.branches import loading
 
 class Ring: pass
 
@@ -52,7 +52,7 @@ assert later() is None
 def test_who_collects_nothing_goes_on_collecting_nothing(tmp_path: Path) -> None:
     program = """
 import gc
-from sordino.later import loading
+from sordino.branches import loading
 gc.disable()
 with loading():
     pass

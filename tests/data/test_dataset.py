@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sordino.data import SOURCES, built_in
+from sordino.data import SOURCES, sources
 from sordino.data.dataset import Dataset, Split, pixel_stats, stratified
 from tests.data.files import Array, refused
 
@@ -68,7 +68,7 @@ def test_every_source_is_a_loader() -> None:
 def test_digits_are_all_there() -> None:
     from sklearn.datasets import load_digits
 
-    data = built_in.digits()
+    data = sources.digits()
     assert (len(data.train.y), len(data.test.y), data.classes) == (1438, 359, 10)
     assert data.train.x.dtype == np.uint8
     assert data.train.y.dtype == np.int64
@@ -82,7 +82,7 @@ def test_digits_are_all_there() -> None:
     assert sorted(map(row, grey)) == sorted(map(row, load_digits().images))
     whole = np.bincount(np.concatenate([data.train.y, data.test.y]))
     assert np.abs(np.bincount(data.test.y) - whole / 5).max() <= 0.5
-    assert built_in.digits().fingerprint() == data.fingerprint() != built_in.digits(seed=1).fingerprint()
+    assert sources.digits().fingerprint() == data.fingerprint() != sources.digits(seed=1).fingerprint()
 
 
 # ---- quadratics
@@ -100,7 +100,7 @@ def fedavg_fixed_point(data: Dataset, steps: int, lr: float) -> Array:
 
 @pytest.mark.slow
 def test_the_quadratic_optimum_has_no_gradient_and_fedavg_misses_it() -> None:
-    data, optimum = built_in.quadratic_with_optimum(clients=6, dim=4, seed=3, examples=2)
+    data, optimum = sources.quadratic_with_optimum(clients=6, dim=4, seed=3, examples=2)
     a, b = np.hsplit(data.train.x.astype(np.float64), 2)
     assert np.abs((a * (optimum - b)).mean(0)).max() < 1e-12
     assert a.min() >= 0.5
@@ -109,18 +109,18 @@ def test_the_quadratic_optimum_has_no_gradient_and_fedavg_misses_it() -> None:
     assert np.abs(fedavg_fixed_point(data, 1, 0.1) - optimum).max() < 1e-9  # one step is gradient descent
     assert np.abs(fedavg_fixed_point(data, 50, 0.4) - b.mean(0)).max() < 1e-3  # many: the mean of the minimisers
     assert np.abs(b.mean(0) - optimum).max() > 0.01
-    same, shared = built_in.quadratic_with_optimum(clients=6, dim=4, seed=3, heterogeneity=0.0)
+    same, shared = sources.quadratic_with_optimum(clients=6, dim=4, seed=3, heterogeneity=0.0)
     assert np.abs(fedavg_fixed_point(same, 50, 0.4) - shared).max() < 1e-6
 
 
 def test_quadratic_rows_belong_to_their_clients_and_stay_as_they_are() -> None:
-    data, _ = built_in.quadratic_with_optimum(clients=3, dim=2, examples=4)
+    data, _ = sources.quadratic_with_optimum(clients=3, dim=2, examples=4)
     assert data.train.x.shape == (12, 4)
     assert data.train.group is not None
     assert data.train.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert (data.classes, set(data.mean), set(data.std)) == (0, {0.0}, {1.0})
     assert not data.train.y.any()
     assert (
-        built_in.quadratic_with_optimum(3, 2)[0].fingerprint()
-        != built_in.quadratic_with_optimum(3, 2, seed=1)[0].fingerprint()
+        sources.quadratic_with_optimum(3, 2)[0].fingerprint()
+        != sources.quadratic_with_optimum(3, 2, seed=1)[0].fingerprint()
     )

@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from sordino.data import SOURCES, built_in, folders, image_files, images
+from sordino.data import SOURCES, folders, image_files, images, sources
 from sordino.data.dataset import Dataset
 from sordino.errors import DataError
 from tests.data.real_data import real
@@ -355,8 +355,8 @@ def test_well_known_sets_are_named_without_metadata(tmp_path: Path, cache: Path)
     assert images.load(hub(tmp_path / "mnist", {}, ten), cache).names == tuple("0123456789")
     assert images.load(hub(tmp_path / "cifar10", {}), cache).names == ("airplane", "automobile", "bird")
     assert images.load(hub(tmp_path / "twelve" / "cifar10", {}, tuple(range(12))), cache).names == ()
-    assert built_in.digits().names == tuple("0123456789")
-    assert built_in.quadratic().class_names == ()
+    assert sources.digits().names == tuple("0123456789")
+    assert sources.quadratic().class_names == ()
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])

@@ -151,7 +151,7 @@ def test_of_groups_that_nobody_declared_no_name_is_told(tmp_path: Path) -> None:
 
 
 def test_rows_in_memory_beyond_their_reach_are_told() -> None:
-    from sordino.data.row_source import load, rows_of
+    from sordino.data.sources import load, rows_of
 
     given = {"x": np.array([[0.0, 2.0], [1.0, -7.0]] * 10), "y": np.array([0, 1] * 10), "classes": 2, "reach": (-1, 1)}
     assert load(rows_of(given), "mine", "fixed").remarks == (
@@ -180,7 +180,7 @@ def test_a_site_is_told_before_it_consents(
     from sordino import config
     from sordino.receipts.signature import private_key
     from sordino.sites import agreement_file as agreed
-    from sordino.sites.invitation import invite
+    from sordino.sites.agreement_file import invite
 
     study(tmp_path)
     mine = saved(tmp_path, rows(sex=lambda i: "x" if i < 7 else "m"), "mine.csv")

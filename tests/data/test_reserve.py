@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from sordino.data import built_in
+from sordino.data import sources
 from sordino.data.dataset import Dataset, Split, each_pixel_stats, pixel_stats
 from sordino.data.reserve import area, reserve, resized, smaller
 from sordino.errors import DataError
@@ -94,7 +94,7 @@ def test_pillows_box_filter_agrees_where_it_takes_whole_pixels() -> None:
 
 
 def test_a_resized_set_has_the_means_of_its_own_pixels() -> None:
-    data = built_in.digits()
+    data = sources.digits()
     small = resized(data, 4)
     assert small.shape == (4, 4, 1)
     assert (small.mean, small.std) == pixel_stats(small.train.x) != (data.mean, data.std)
@@ -110,7 +110,7 @@ def test_a_resized_set_has_the_means_of_its_own_pixels() -> None:
 
 
 def test_only_images() -> None:
-    assert refused(lambda: resized(built_in.quadratic(), 4)).code == "not-an-image-set"
+    assert refused(lambda: resized(sources.quadratic(), 4)).code == "not-an-image-set"
 
 
 # ---- fewer examples
@@ -232,7 +232,7 @@ def test_reserves_that_cannot_be_are_refused() -> None:
     assert np.bincount(reserve(data, 7, None, 0).dataset.train.y).tolist() == [33, 1]  # just enough
     lacking = replace(data, classes=3)
     assert refused(lambda: reserve(lacking, 1, None, 0)).code == "class-too-small"
-    assert refused(lambda: reserve(built_in.quadratic(), 1, None, 0)).code == "no-classes"
+    assert refused(lambda: reserve(sources.quadratic(), 1, None, 0)).code == "no-classes"
     merged = reserve(replace(data, test=data.train), 2, None, 0).dataset
     assert merged.test is merged.train
     whole = reserve(data, None, None, 0)

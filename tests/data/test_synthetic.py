@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from sordino import run
-from sordino.data import built_in, dataset
-from sordino.data.built_in import CLASSES, FEATURES, device_examples, truth
+from sordino.data import dataset, sources
 from sordino.data.dataset import DrawnRows
+from sordino.data.sources import CLASSES, FEATURES, device_examples, truth
 
 
 def test_devices_have_sizes_a_tail_and_tests_of_their_own() -> None:
-    found = built_in.synthetic(1.0, 1.0, clients=200, seed=4)
+    found = sources.synthetic(1.0, 1.0, clients=200, seed=4)
     sizes = np.bincount(found.train.group) + np.bincount(found.test.group, minlength=200)
     assert sizes.min() >= 50
     assert np.median(sizes) == pytest.approx(50 + np.exp(4), rel=0.25)
@@ -23,8 +23,8 @@ def test_devices_have_sizes_a_tail_and_tests_of_their_own() -> None:
     assert (np.bincount(found.train.group) == np.floor(0.9 * sizes)).mean() > 0.95
     assert found.train.x.shape[1] == FEATURES
     assert found.classes == CLASSES
-    assert built_in.synthetic(seed=4, largest=80, clients=50).train.group is not None
-    assert np.bincount(built_in.synthetic(seed=4, largest=80, clients=50).train.group).max() <= 72
+    assert sources.synthetic(seed=4, largest=80, clients=50).train.group is not None
+    assert np.bincount(sources.synthetic(seed=4, largest=80, clients=50).train.group).max() <= 72
 
 
 def test_labels_are_what_the_truth_of_a_device_says_and_variances_fall() -> None:
@@ -54,7 +54,7 @@ def test_the_iid_set_has_one_truth() -> None:
     """What is learned from half of the devices holds for the others; without iid it does not."""
 
     def error(iid: bool) -> float:
-        found = built_in.synthetic(1.0, 1.0, clients=10, iid=iid, largest=400, seed=2)
+        found = sources.synthetic(1.0, 1.0, clients=10, iid=iid, largest=400, seed=2)
         x, first = np.hstack([found.train.x, np.ones((len(found.train.x), 1))]), found.train.group < 5
         least, *_ = np.linalg.lstsq(x[first], np.eye(CLASSES)[found.train.y[first]], rcond=None)
         return float(((x[~first] @ least).argmax(1) != found.train.y[~first]).mean())
@@ -63,7 +63,7 @@ def test_the_iid_set_has_one_truth() -> None:
 
 
 def test_the_seed_is_all_that_is_random() -> None:
-    one, again, other = (built_in.synthetic(seed=s).fingerprint() for s in (1, 1, 2))
+    one, again, other = (sources.synthetic(seed=s).fingerprint() for s in (1, 1, 2))
     assert one == again != other
 
 
@@ -71,7 +71,7 @@ def test_rows_lie_in_memory_once() -> None:
     """Of a hundred thousand devices a second copy would not fit."""
     tracemalloc.start()
     try:
-        found = built_in.synthetic(clients=400, largest=300)
+        found = sources.synthetic(clients=400, largest=300)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -81,9 +81,9 @@ def test_rows_lie_in_memory_once() -> None:
 
 @pytest.mark.parametrize("iid", [False, True])
 def test_rows_that_are_drawn_again_are_the_rows_that_were_held(iid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = built_in.synthetic(clients=40, seed=3, largest=90, iid=iid)
-    monkeypatch.setattr(built_in, "HELD", 0)
-    drawn = built_in.synthetic(clients=40, seed=3, largest=90, iid=iid)
+    held = sources.synthetic(clients=40, seed=3, largest=90, iid=iid)
+    monkeypatch.setattr(sources, "HELD", 0)
+    drawn = sources.synthetic(clients=40, seed=3, largest=90, iid=iid)
     assert isinstance(drawn.train.x, DrawnRows)
     assert (np.asarray(drawn.train.x) == held.train.x).all()
     for rows in (np.array([5, 0, 700, 700, 3]), np.array([], np.int64), slice(100, 400)):
@@ -101,17 +101,17 @@ def test_rows_that_are_drawn_again_are_the_rows_that_were_held(iid: bool, monkey
 def test_a_run_on_rows_that_are_drawn_again_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ('data={source="synthetic", clients=12, largest=60}', "rounds=2", "model.name=logistic", "algorithm=fedavg")
     run(None, *words, "privacy={}", "partition={scheme='natural'}", out=tmp_path / "held")
-    monkeypatch.setattr(built_in, "HELD", 0)
+    monkeypatch.setattr(sources, "HELD", 0)
     run(None, *words, "privacy={}", "partition={scheme='natural'}", out=tmp_path / "drawn")
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("held", "drawn")]
     assert models[0] == models[1]
 
 
 def test_of_many_devices_no_input_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(built_in, "HELD", 0)
+    monkeypatch.setattr(sources, "HELD", 0)
     tracemalloc.start()
     try:
-        found = built_in.synthetic(clients=500, seed=1, largest=60)
+        found = sources.synthetic(clients=500, seed=1, largest=60)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

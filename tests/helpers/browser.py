@@ -95,7 +95,7 @@ def _chromium(folder: Path, source: Path, theme: str, *flags: str) -> str:
 
 def browser() -> str:
     """The one that is installed. Where there is none the test is skipped, or fails where browsers are mandatory."""
-    from sordino.report.annex import BROWSERS  # not loaded by those who only count what was skipped
+    from sordino.report.run_page import BROWSERS  # not loaded by those who only count what was skipped
 
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None and os.environ.get(MANDATORY):

@@ -10,7 +10,7 @@ from typing import Any
 
 from sordino.engine import wire
 from sordino.engine.commands import Begin, Command, Round, Score, read_answer
-from sordino.sampling.stragglers import RoundCrew
+from sordino.sampling.draws import RoundCrew
 from sordino.sites.membership import Membership
 from sordino.transport.message import Signer, peek
 from tests.helpers.between_sites import SERVER, Federated

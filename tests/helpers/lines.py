@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sordino.sites import grpc_line
 from sordino.sites.connecting import attend
 from sordino.sites.grpc_server import Rpc
-from sordino.sites.trial_certificates import Signed, Times, authority, make, pems, signed
+from sordino.sites.identity import Signed, Times, authority, make, pems, signed
 from sordino.transport.tls import Certificates, of_server, of_site
 
 HOST = "127.0.0.1"

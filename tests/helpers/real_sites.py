@@ -21,14 +21,13 @@ from PIL import Image
 
 from sordino import config
 from sordino.config import Experiment
-from sordino.data.built_in import digits
 from sordino.data.dataset import Split
+from sordino.data.sources import digits
 from sordino.receipts.signature import generate, private_key, public_key
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.sites import agreement_file as agreed
 from sordino.sites import identity
-from sordino.sites import trial_certificates as certificates
 from sordino.sites.join import data_key
 from sordino.sites.own_data import OwnData
 from sordino.sites.secure_sums import HOLDER
@@ -116,7 +115,7 @@ class Trial:
             identity.allow(self.list, HOLDER, public_key(self.place / f"{HOLDER}.pub"))
             names.append(HOLDER)
         if self.tls:
-            certificates.make(self.place / "certs", [self.host], names, 30)
+            identity.make(self.place / "certs", [self.host], names, 30)
 
     def name(self, k: int) -> str:
         return f"site-{k}"

@@ -17,14 +17,13 @@ import pytest
 
 from sordino import config
 from sordino.accounting import statement as statements
-from sordino.accounting.covering import covered
-from sordino.accounting.notes import read_notes
+from sordino.accounting.composition import covered, read_notes
 from sordino.config import Experiment
 from sordino.data import tabular
 from sordino.data.dataset import Dataset, stratified
 from sordino.keys import fold, root
 from sordino.planning import accounts
-from sordino.runs import metric_files as metrics
+from sordino.runs import rounds
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
 from sordino.runs.witness import Witness
@@ -204,14 +203,14 @@ def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 8. How many were drawn, what they computed and sent; and how good the model is on the test data, client by
     client."""
-    made, whole = real(BY_NAME["central"]), metrics.shown
+    made, whole = real(BY_NAME["central"]), rounds.shown
     names = ("accuracy", "loss", "clients") if what == "scores" else (what,)
 
     def telling(row: Any, hidden: bool) -> dict[str, Any]:
         told = row.to_json()
         return whole(row, hidden) | {name: told[name] for name in names if name in told}
 
-    monkeypatch.setattr(metrics, "shown", telling)
+    monkeypatch.setattr(rounds, "shown", telling)
     one = play(made, tmp_path / "one")
     told = play(made, tmp_path / "other", flipped=True)
     assert "metrics.jsonl" in tells_apart(one, told)

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 from sordino import keys, tree
-from sordino.accounting.notes import parsed
+from sordino.accounting.composition import parsed
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.engine.site import Site
@@ -30,7 +30,7 @@ from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE, State
 from sordino.receipts.receipt import opened
 from sordino.runs.run import resume, start
-from sordino.transport import pipes
+from sordino.transport import message
 from sordino.types import Grant, Shard, Task, Terms
 from tests.helpers.executors import answers_of
 from tests.laws import warm
@@ -85,7 +85,7 @@ def test_the_order_law_catches_shared_randomness(tmp_path: Path, monkeypatch: py
 def test_other_processes_say_the_same_bytes(
     case: Case, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
     apart = finished(case.experiment(engine={"executor": "processes", "workers": 2}), tmp_path / "run")
     assert differences(base.trace(case), apart) == []
 

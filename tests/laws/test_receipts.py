@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from sordino.accounting.composition import read_notes
 from sordino.accounting.events import NonPrivate, leaves
-from sordino.accounting.notes import read_notes
 from sordino.errors import LedgerError
 from sordino.receipts.receipt import opened
 from sordino.receipts.run_files import receipt_schema

@@ -110,7 +110,7 @@ def complaining(file: Path) -> list[int]:
 
 
 def stand_in() -> Any:
-    """What `sordino.transport.pipes` may use instead of `subprocess`."""
+    """What `sordino.transport.message` may use instead of `subprocess`."""
     return types.SimpleNamespace(Popen=Process, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
 
 
@@ -206,12 +206,12 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
     from sordino.cli import main
     from sordino.runs import site_process
     from sordino.runs.run import start
-    from sordino.transport import pipes
+    from sordino.transport import message
 
     few = ["rounds=1", "partition=iid", "partition.clients=2"]
     with tempfile.TemporaryDirectory() as folder:
         start(config.load(None, few), Path(folder) / "run")
-    pipes.subprocess = stand_in()  # type: ignore[attr-defined]
+    message.subprocess = stand_in()  # type: ignore[attr-defined]
     from tests.engine import checkpoint_workers
 
     def command_line(arguments: list[str]) -> None:

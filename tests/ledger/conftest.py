@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.accounting.currency import cap
+from sordino.accounting.claims import cap
 from sordino.ledger.ledger import Ledger
 from tests.ledger.ledger_workers import folder_in_memory
 from tests.ledger.small import SCOPE

@@ -21,8 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from sordino.accounting.claims import Subject
-from sordino.accounting.currency import ZCDP, Amount, Currency
+from sordino.accounting.claims import ZCDP, Amount, Currency, Subject
 from sordino.errors import LedgerError
 from sordino.ledger import ledger as ledger_module
 from sordino.ledger.ledger import Ledger, LedgerScope, State

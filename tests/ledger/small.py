@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sordino.accounting.claims import Subject
-from sordino.accounting.currency import UNIT, ZCDP
+from sordino.accounting.claims import UNIT, ZCDP, Subject
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import LedgerScope
 

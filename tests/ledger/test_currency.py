@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting.currency import APPROX, PURE, UNIT, Amount, cap, cost, rdp
+from sordino.accounting.claims import APPROX, PURE, UNIT, Amount, cap, cost, rdp
 from sordino.ledger.ledger import Ledger
 from tests.ledger.small import SCOPE, code_of
 

@@ -14,7 +14,7 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from sordino.accounting.currency import UNIT, Amount, Currency
+from sordino.accounting.claims import UNIT, Amount, Currency
 from sordino.errors import LedgerError
 from sordino.ledger.books import Books, Place
 from sordino.ledger.ledger import Ledger, State

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sordino.accounting.currency import PURE, ZCDP, cap, cost
+from sordino.accounting.claims import PURE, ZCDP, cap, cost
 from sordino.errors import LedgerError
 from sordino.ledger import storage
 from sordino.ledger.books import link

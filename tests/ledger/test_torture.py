@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sordino.accounting.currency import Amount
+from sordino.accounting.claims import Amount
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import State
 from tests.ledger.ledger_workers import (

@@ -23,7 +23,7 @@ from sordino.report import run_facts
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.tasks.personalise import WAYS
-from sordino.transport import pipes
+from sordino.transport import message
 from sordino.types import Examples, Grant
 from tests.laws import warm
 from tests.runs.test_ranks import torchrun
@@ -129,7 +129,7 @@ def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_client_processes_score_what_the_loop_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
     asked = {"models": BOTH, "personal": THREE}
     loop = run(tmp_path / "loop", evaluation=asked)
     apart = run(tmp_path / "apart", evaluation=asked, engine={"executor": "processes", "workers": 2})

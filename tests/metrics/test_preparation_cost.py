@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from sordino import config, tree
-from sordino.accounting.notes import parsed
+from sordino.accounting.composition import parsed
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.planning.phase import PlannedPhase

@@ -55,7 +55,7 @@ COUNTED_OR_NOT = [
     ),
     one(
         "replaced in one step",
-        "accounting/covering.py",
+        "accounting/composition.py",
         'return 2 if how == "zero_out" else None',
         'return 1 if how == "zero_out" else None',
         f"{COVERING}::test_a_claim_covers_what_so_many_of_its_changes_reach",
@@ -83,7 +83,7 @@ COUNTED_OR_NOT = [
     ),
     one(
         "two steps at e^epsilon delta",
-        "accounting/covering.py",
+        "accounting/composition.py",
         "if math.fsum(math.exp(i * epsilon) for i in range(number)) * held <= delta:",
         "if math.exp((number - 1) * epsilon) * held <= delta:",
         f"{COVERING}::test_two_steps_are_never_below_the_exact_price",

@@ -162,7 +162,7 @@ DEPLOYED = [
     ),
     one(
         "an invitation runs code",
-        "sites/invitation.py",
+        "sites/agreement_file.py",
         "    if not with_code and",
         "    if False and",
         "tests/sites/test_joining.py::test_an_invitation_runs_no_code_that_its_reader_has_not_allowed",
@@ -183,7 +183,7 @@ DEPLOYED = [
     ),
     one(
         "a server that names a run chooses a folder",
-        "sites/invitation.py",
+        "sites/agreement_file.py",
         'Field(pattern="^[A-Za-z0-9_-]{1,64}$")',
         "Field(max_length=64)",
         "tests/sites/test_joining.py::test_what_is_no_invitation_or_agreement_is_told",

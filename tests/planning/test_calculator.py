@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from sordino.accounting.currency import UNIT
+from sordino.accounting.claims import UNIT
 from sordino.planning.calculator import Question, answer, ask, asked, bought, enough_for
 from sordino.planning.planner import Enough, enough, warning, ways_out
 from tests.helpers.planned import Table

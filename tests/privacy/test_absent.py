@@ -12,7 +12,7 @@ import torch
 
 from sordino import config, tree
 from sordino.accounting.claims import Subject
-from sordino.accounting.notes import parsed
+from sordino.accounting.composition import parsed
 from sordino.engine.server import FederatedServer
 from sordino.errors import UnsoundGuarantee
 from sordino.planning.prices import check_delta

@@ -13,7 +13,7 @@ import torch
 import sordino
 from sordino import checks as check
 from sordino import config, keys
-from sordino.accounting import accountants, currency, events, gaussian_dp, pricing, published
+from sordino.accounting import accountants, claims, events, gaussian_dp, pricing, published
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.attacks.attack import check_allowed
@@ -39,7 +39,7 @@ from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseSha
 from sordino.privacy.uplink.stages import Clip, ClipLayers, Noise, Weigh
 from sordino.runs.simulation import simulated
 from sordino.sampling import by_budget
-from sordino.sampling.stragglers import Stragglers
+from sordino.sampling.draws import Stragglers
 from sordino.types import Bound, LocalWork
 from tests.privacy.doubles import linear
 from tests.privacy.unsafe_parts import (
@@ -202,15 +202,15 @@ CALLS: dict[str, Call] = {
         "budget-out-of-reach", lambda: accountants.sampled_multiplier(1e-9, 1e-12, 0.5, 9, orders=(2, 4))
     ),
     "mu negative": Call("mu-negative", lambda: gaussian_dp.epsilon_of(-1.0, 1e-5)),
-    "a cost that is no number": Call("cost-nan", lambda: currency.cost([math.nan])),
-    "a cost that refills the budget": Call("cost-negative", lambda: currency.cost([-1.0])),
-    "a release for free": Call("cost-zero", lambda: currency.cost([0.0])),
-    "a cost without components": Call("cost-shape", lambda: currency.cost([])),
-    "a cap that is infinite": Call("cap-infinite", lambda: currency.cap([math.inf])),
-    "orders that fall": Call("orders-invalid", lambda: currency.rdp([4.0, 2.0])),
-    "an amount in floats": Call("amount-not-integer", lambda: currency.ZCDP.amount((0.5,), what="charge")),
-    "an amount of another shape": Call("amount-shape", lambda: currency.APPROX.amount((1,), what="charge")),
-    "a charge of nothing": Call("amount-zero", lambda: currency.ZCDP.charge((0,), what="charge")),
+    "a cost that is no number": Call("cost-nan", lambda: claims.cost([math.nan])),
+    "a cost that refills the budget": Call("cost-negative", lambda: claims.cost([-1.0])),
+    "a release for free": Call("cost-zero", lambda: claims.cost([0.0])),
+    "a cost without components": Call("cost-shape", lambda: claims.cost([])),
+    "a cap that is infinite": Call("cap-infinite", lambda: claims.cap([math.inf])),
+    "orders that fall": Call("orders-invalid", lambda: claims.rdp([4.0, 2.0])),
+    "an amount in floats": Call("amount-not-integer", lambda: claims.ZCDP.amount((0.5,), what="charge")),
+    "an amount of another shape": Call("amount-shape", lambda: claims.APPROX.amount((1,), what="charge")),
+    "a charge of nothing": Call("amount-zero", lambda: claims.ZCDP.charge((0,), what="charge")),
     "a share after the last": Call(
         "budget-exhausted", lambda: client_budgets.Adaptive().next_share([1.0], 0.0, 1, False, 1)
     ),

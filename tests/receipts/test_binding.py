@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from sordino import config
+from sordino.accounting.composition import parsed
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.notes import parsed
 from sordino.accounting.statement import lacking
 from sordino.errors import LedgerError, RunError
 from sordino.planning.accounts import Accounts, OpenRound

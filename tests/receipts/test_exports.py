@@ -20,8 +20,8 @@ import sordino
 from sordino.receipts.documents import gather
 from sordino.receipts.signature import generate, public_key, sign
 from sordino.receipts.verify import examine
-from sordino.report import annex
-from sordino.report.annex import page
+from sordino.report import run_page
+from sordino.report.run_page import annex_page
 from tests.helpers.browser import browser
 from tests.helpers.command_line import Said
 
@@ -134,8 +134,8 @@ def test_what_does_not_hold_is_refused_or_stamped(
 @pytest.mark.slow
 def test_a_pdf_is_one_page(runs: Path, tmp_path: Path) -> None:
     browser()
-    made = page(gather(runs / "real", None, False, False))
-    printed = annex.as_pdf(made, tmp_path / "annex.pdf").read_bytes()
+    made = annex_page(gather(runs / "real", None, False, False))
+    printed = run_page.as_pdf(made, tmp_path / "annex.pdf").read_bytes()
     assert printed.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
 
@@ -143,7 +143,7 @@ def test_a_pdf_is_one_page(runs: Path, tmp_path: Path) -> None:
 def test_without_a_browser_it_says_what_to_do(
     runs: Path, tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(annex, "BROWSERS", ("no-such-browser",))
+    monkeypatch.setattr(run_page, "BROWSERS", ("no-such-browser",))
     said = cli("privacy", "export", runs / "real", "--as", "annex", "--out", tmp_path / "annex.pdf")
     assert said.code == 2
     assert "no-pdf-printer" in said.err

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sordino.accounting.claims import Claim, Subject
-from sordino.accounting.currency import ZCDP
+from sordino.accounting.claims import ZCDP, Claim, Subject
+from sordino.accounting.composition import note
 from sordino.accounting.events import Gaussian
-from sordino.accounting.notes import note
 from sordino.ledger.ledger import Each, Ledger, LedgerScope
 from sordino.receipts.receipt import ONE_ROW, lifetime
 

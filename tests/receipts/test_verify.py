@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sordino import config
-from sordino.accounting import accountants, covering
+from sordino.accounting import accountants, composition
 from sordino.accounting.accountants import LIMITS
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.ledger import storage
@@ -156,13 +156,13 @@ def test_a_receipt_does_not_hold_where_what_is_called_exact_is_not(
     """The program that verifies makes the same mistake as the one that wrote the receipt: an epsilon that is too small,
     or too large."""
     monkeypatch.setattr(accountants, "epsilon_of", lambda mu, delta: times * epsilon_of(mu, delta))
-    for cached in (covering.bounded, covering.least):
+    for cached in (composition.bounded, composition.least):
         cached.cache_clear()
     try:
         start(CASE.experiment(privacy=REAL), tmp_path / "run")
         wrong = examine(tmp_path / "run").wrong
     finally:
-        for cached in (covering.bounded, covering.least):
+        for cached in (composition.bounded, composition.least):
             cached.cache_clear()
     assert wrong
     assert all(f"{limit} gives" in line for line in wrong)

@@ -42,7 +42,7 @@ ALLOWED = {
         *("sordino/user_code.py", "sordino/checks/__init__.py"),
         # our own names, of parts that need an extra
         *("sordino/data/__init__.py", "sordino/runs/trackers.py", "sordino/branches.py"),
-        "sordino/later.py",  # torch, which a verb names
+        "sordino/branches.py",  # torch, which a verb names
         # what a user's training function has imported in its fork is imported in the process that it was forked from
         "sordino/privacy/readers/function_reader.py",
         # our own files, which name their algorithms, or attacks, themselves

@@ -149,7 +149,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "planning/methods.py",
             "planning/prices.py",
             "engine/server.py",
-            "engine/secure_sum.py",
+            "engine/executor.py",
             "sites/secure_sums.py",
         },
     ),

@@ -24,7 +24,7 @@ FILES = {
     *(f"fast/{name}.py" for name in ("factored", "graphs", "processor", "products")),
     "tasks/personalise.py",
 }
-SHARED = ["branches", "device", "errors", "keys", "later", "tree", "types", "user_code", "version"]
+SHARED = ["branches", "device", "errors", "keys", "tree", "types", "user_code", "version"]
 MOST = 12_000  # lines of code
 HEAVY = "torch", "pyarrow", "PIL", "grpc", "matplotlib", "tenseal", "dp_accounting", "scipy.stats"
 # the command, as it is given; then all that is loaded when it is done

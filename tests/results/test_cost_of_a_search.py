@@ -6,9 +6,9 @@ import pytest
 
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, Claim, Neighbours
+from sordino.accounting.composition import note
 from sordino.accounting.events import Event, Gaussian, NonPrivate, Once, Poisson, Repeat, Response
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.notes import note
 from sordino.accounting.statement import statement
 from sordino.results.sweeps import Notes, choosing, composed
 

@@ -20,7 +20,7 @@ from sordino.planning.methods import Methods
 from sordino.runs import ranks, run
 from sordino.runs.run import start
 from sordino.runs.setup import decided
-from sordino.transport import pipes
+from sordino.transport import message
 from tests.helpers.prepared_runs import tiny
 from tests.laws.cases import BY_NAME
 from tests.laws.test_executors import paid
@@ -67,7 +67,7 @@ def test_client_processes_elsewhere_are_the_same(name: str, tmp_path: Path, monk
     """Server and clients each move what they are sent."""
     engine = {"executor": "processes", "workers": 2}
     here = finished(BY_NAME[name].experiment(engine=engine), tmp_path / "here")
-    monkeypatch.setattr(pipes, "subprocess", watching("client"))
+    monkeypatch.setattr(message, "subprocess", watching("client"))
     monkeypatch.setattr(run, "device_of", lambda name: str(DEVICE))
     with accelerator():
         away = finished(BY_NAME[name].experiment(engine=engine), tmp_path / "away")
@@ -77,7 +77,7 @@ def test_client_processes_elsewhere_are_the_same(name: str, tmp_path: Path, monk
 @pytest.mark.slow
 def test_what_a_client_process_leaves_behind_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: a client process that does not move its rows."""
-    monkeypatch.setattr(pipes, "subprocess", watching("client_left_behind"))
+    monkeypatch.setattr(message, "subprocess", watching("client_left_behind"))
     with pytest.raises(SordinoError):
         start(BY_NAME["scaffold"].experiment(engine={"executor": "processes", "workers": 2}), tmp_path / "run")
 

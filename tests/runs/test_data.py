@@ -16,7 +16,7 @@ import pytest
 from sordino import config
 from sordino.data import folders, images, tabular
 from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED
-from sordino.data.row_source import RowSource, SourceRows
+from sordino.data.sources import RowSource, SourceRows
 from sordino.errors import ConfigError
 from sordino.runs import declared_data, public_inputs
 from sordino.runs.population import Population

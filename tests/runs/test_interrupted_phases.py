@@ -24,7 +24,7 @@ from sordino.runs.rounds import RunningPhase
 from sordino.runs.run import resume, start
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
-from sordino.transport import pipes
+from sordino.transport import message
 from tests.helpers.prepared_runs import CLASSES, TINY, rows_of, tiny
 from tests.laws import warm
 from tests.laws.test_executors import CLOSE, paid
@@ -288,7 +288,7 @@ def test_after_ctrl_c_the_preparation_goes_on_where_it_stopped(
 def test_clients_in_other_processes_say_the_same_bytes(
     unstopped: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(message, "subprocess", warm.stand_in())
     out, apart_ = tmp_path / "run", {"executor": "processes", "workers": 2}
     with killed_in("ask", "stored", 0):
         start(tiny(engine=apart_), out)

@@ -11,7 +11,7 @@ import pytest
 
 import sordino
 from sordino import config
-from sordino.data.row_source import RowSource, SourceRows
+from sordino.data.sources import RowSource, SourceRows
 from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.runs.population import Population
 

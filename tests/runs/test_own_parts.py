@@ -16,7 +16,7 @@ import sordino
 from sordino import config, keys, user_code
 from sordino.algorithms.fedavg import FedAvg
 from sordino.config import session
-from sordino.data.row_source import RowSource, SourceRows
+from sordino.data.sources import RowSource, SourceRows
 from sordino.errors import ConfigError, LedgerError, OwnCodeError, PartitionError, SordinoError, UnsoundGuarantee
 from sordino.partition import Scheme
 from sordino.runs.play import Callback

@@ -12,8 +12,8 @@ import torch
 
 from sordino import tree
 from sordino.accounting.accountants import exact_multiplier, sampled_multiplier
+from sordino.accounting.composition import parsed
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.notes import parsed
 from sordino.algorithms.dp_prox import dp_prox
 from sordino.budget.plans_by_budget import ThresholdPlan
 from sordino.errors import ConfigError, SordinoError, UnsoundGuarantee

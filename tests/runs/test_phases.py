@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sordino import keys
-from sordino.accounting.notes import parsed
+from sordino.accounting.composition import parsed
 from sordino.algorithms import all_algorithms
 from sordino.engine.site import Site
 from sordino.ledger.ledger import State

@@ -20,7 +20,7 @@ from sordino.engine.site import Site
 from sordino.errors import ConfigError
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.sampling.stragglers import Stragglers
+from sordino.sampling.draws import Stragglers
 from sordino.types import Terms
 from tests.helpers.executors import answers_of
 

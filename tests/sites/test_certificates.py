@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sordino.errors import ConfigError
-from sordino.sites.trial_certificates import Signed, Times, add, authority, make, pems, signed
+from sordino.sites.identity import Signed, Times, add, authority, make, pems, signed
 from sordino.transport.tls import Certificates, of_server, of_site
 from tests.helpers.lines import DAY, HOLDS, NOW, Papers, papers, stranger
 

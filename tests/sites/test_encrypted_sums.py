@@ -20,7 +20,7 @@ import pytest
 
 from sordino.config import Experiment
 from sordino.engine.commands import Begin, Command, Encrypt, End, OpenSum, Publish, Refused, Round, Store, read_answer
-from sordino.engine.secure_sum import flat
+from sordino.engine.executor import flat
 from sordino.errors import RunError, SordinoError
 from sordino.privacy.uplink.fixed_point import Layout
 from sordino.receipts.folder import RunFolder
@@ -30,8 +30,8 @@ from sordino.runs.simulation import simulated
 from sordino.secagg import encrypted, lattice
 from sordino.secagg.sealed import Secret
 from sordino.sites import key_holder, membership
+from sordino.sites.agreement_file import invite
 from sordino.sites.connecting import InvitedOptions
-from sordino.sites.invitation import invite
 from sordino.sites.key_holder import KeyHolder, hold
 from sordino.sites.secure_sums import HOLDER, kind_of_sites
 from sordino.transport import request_handler

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from sordino import branches, config
 from sordino.config import Engine
-from sordino.data.built_in import digits
 from sordino.data.dataset import Split
+from sordino.data.sources import digits
 from sordino.errors import (
     BackendUnavailable,
     ConfigError,
@@ -35,8 +35,8 @@ from sordino.receipts.signature import generate, private_key
 from sordino.runs.run import resume
 from sordino.sites import agreement_file as agreed
 from sordino.sites import commands as deploying
+from sordino.sites.agreement_file import Invitation, invite, read_invitation
 from sordino.sites.connecting import InvitedOptions
-from sordino.sites.invitation import Invitation, invite, read
 from sordino.sites.join import JoinOptions, Proposed, join
 from sordino.sites.join import proposed as asked_to
 from sordino.sites.key_holder import hold
@@ -68,7 +68,7 @@ def asked(trial: Trial, out: Path, k: int = 0, **changes: Any) -> JoinOptions:
 
 
 def proposed(joining: JoinOptions) -> Proposed:
-    return Proposed(joining, read(joining.invitation))
+    return Proposed(joining, read_invitation(joining.invitation))
 
 
 def tried(joining: JoinOptions, consent: bool = True) -> Any:
@@ -190,7 +190,7 @@ def test_other_data_than_were_announced_are_refused(trial: Trial, tmp_path: Path
 
 def test_what_was_accepted_does_not_change(trial: Trial, tmp_path: Path) -> None:
     assert tried(asked(trial, tmp_path / "own")) is not None
-    told = read(trial.place / "invitation.toml").told
+    told = read_invitation(trial.place / "invitation.toml").told
     generate(tmp_path / "other")
     key = private_key(tmp_path / "other").public_key().public_bytes_raw().hex()
     louder = told.experiment.replace("rounds = 2", "rounds = 3")
@@ -205,7 +205,7 @@ def test_what_was_accepted_does_not_change(trial: Trial, tmp_path: Path) -> None
 
 def renamed(trial: Trial, at: Path, **tables: Any) -> Path:
     """The invitation with other tables in its experiment."""
-    told = read(trial.place / "invitation.toml").told
+    told = read_invitation(trial.place / "invitation.toml").told
     at.write_text(Invitation(told.beside(experiment=tomli_w.dumps(tomllib.loads(told.experiment) | tables))).toml())
     return at
 
@@ -249,12 +249,12 @@ def test_a_key_holder_runs_no_code_that_its_owner_has_not_allowed(
 
 def test_an_invitation_asks_nothing_of_the_machine_that_reads_it(trial: Trial, tmp_path: Path) -> None:
     engine = {"executor": "loop", "precision": "fp32", "threads": 99, "cache": "/elsewhere", "workers": 77}
-    read_here = read(renamed(trial, tmp_path / "changed.toml", engine=engine)).experiment
+    read_here = read_invitation(renamed(trial, tmp_path / "changed.toml", engine=engine)).experiment
     assert read_here.engine == Engine(executor="loop", precision="fp32")
     assert read_here.digest() == trial.experiment.digest()
     table = {"source": "tabular", "label": "y", "schema": "/somebody/else's/file.toml"}
     with pytest.raises(ConfigError) as caught:
-        read(renamed(trial, tmp_path / "changed.toml", data=table))
+        read_invitation(renamed(trial, tmp_path / "changed.toml", data=table))
     assert caught.value.code == "schema-not-in-invitation"
 
 

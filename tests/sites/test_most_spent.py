@@ -19,7 +19,7 @@ from sordino.privacy.uplink.rules import SERVER_COINS, SERVER_NOISE
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Receipt
 from sordino.receipts.verify import examine, verify
-from sordino.sites.invitation import invite
+from sordino.sites.agreement_file import invite
 from sordino.sites.join import JoinOptions, Proposed, plan
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.forged_messages import Server

@@ -19,7 +19,7 @@ from sordino.engine import wire
 from sordino.engine.commands import BEGIN_FIRST, Accepted, Answered, Begin, Done, Refused
 from sordino.engine.server import FederatedServer
 from sordino.runs.simulation import Simulation, simulated
-from sordino.sampling.stragglers import RoundCrew
+from sordino.sampling.draws import RoundCrew
 from sordino.sites import remote_sites
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.message import Arrived, Carrier, Signer, Writes

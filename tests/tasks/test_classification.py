@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import config, keys
-from sordino.data import built_in
+from sordino.data import sources
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.fast.factored import Product
 from sordino.privacy.readers.per_example_gradients import slow_sum
@@ -282,7 +282,7 @@ def test_options_reach_the_class_of_the_user(own: Any) -> None:
 
 
 def test_the_quadratic_and_its_optimum() -> None:
-    data, optimum = built_in.quadratic_with_optimum(4, 3, seed=1, heterogeneity=2.0)
+    data, optimum = sources.quadratic_with_optimum(4, 3, seed=1, heterogeneity=2.0)
     task, x = Quadratic(3), torch.from_numpy(data.train.x)
     w = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
     a, b = np.hsplit(data.train.x.astype(np.float64), 2)

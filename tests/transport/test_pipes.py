@@ -29,8 +29,7 @@ from sordino.receipts.receipt import opened
 from sordino.runs.new_folder import would_write
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, in_processes, simulated
-from sordino.transport.message import Arrived, Signer
-from sordino.transport.pipes import FRAME, LARGEST, Pipes, read, write
+from sordino.transport.message import FRAME, LARGEST, Arrived, Pipes, Signer, read, write
 from sordino.transport.sites import Patience, Sites, _scores
 from sordino.types import Terms
 from tests.helpers.in_process import InProcess

@@ -15,10 +15,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from sordino import keys
-from sordino.data import built_in
+from sordino.data import sources
 from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import BELOW_ONE, NOT_NEGATIVE, ConfigError, DataError, extra
-from sordino.synthesis.public_images import pixels
+from sordino.synthesis.public_images import store
 from sordino.synthesis.public_images.store import PROXY, PUBLIC, gathered, spoken
 
 POOL = 0.1
@@ -57,8 +57,8 @@ class PublicSplit:
             own = own[keys.permutation(keys.fold(key, "own"), len(own)).numpy()][: wanted.per_class]
             shown = shows(of, len(rows), len(own), self.bad_fraction, key)
             taken = np.where(shown == of, own, _random_rows(rows, shown, key))
-            seen = pixels.to_float(pixels.fit(wanted.pool.x[taken], wanted.shape))
-            images.append(pixels.to_bytes(pixels.shifted(seen, self.shift, keys.word(keys.fold(key, "camera")))))
+            seen = store.to_float(store.fit(wanted.pool.x[taken], wanted.shape))
+            images.append(store.to_bytes(store.shifted(seen, self.shift, keys.word(keys.fold(key, "camera")))))
             wrong.append(shown != of)
         return proxies("public_split", wanted, images, wrong, label=self.label)
 
@@ -80,15 +80,15 @@ class SklearnDigits:
                 fix="choose another source for these classes",
                 code="class-without-candidates",
             )
-        both = built_in.digits()
+        both = sources.digits()
         x, y = (np.concatenate(parts) for parts in zip(both.train[:2], both.test[:2], strict=True))
         rows = [np.flatnonzero(y == number) for number in meant]
         images, wrong = [], []
         for of in range(len(rows)):
             key = keys.fold(wanted.key, "digits", of)
             shown = shows(of, len(rows), wanted.per_class, self.bad_fraction, key)
-            drawn = pixels.to_float(pixels.fit(x[_random_rows(rows, shown, key)], wanted.shape))
-            images.append(pixels.to_bytes(pixels.moved(drawn, keys.word(keys.fold(key, "moved")))))
+            drawn = store.to_float(store.fit(x[_random_rows(rows, shown, key)], wanted.shape))
+            images.append(store.to_bytes(store.moved(drawn, keys.word(keys.fold(key, "moved")))))
             wrong.append(shown != of)
         return proxies("sklearn_digits", wanted, images, wrong, model="Alpaydin and Kaynak, UCI 1998")
 
@@ -189,4 +189,4 @@ def _read(file: Path, wanted: ImageNeeds) -> Array:
         from sordino.data.folders import content
         from sordino.data.image_files import channels_last, opened
     with opened(content(file), str(file)) as (image, _):
-        return pixels.fit(channels_last(image, "RGB")[None], wanted.shape)
+        return store.fit(channels_last(image, "RGB")[None], wanted.shape)

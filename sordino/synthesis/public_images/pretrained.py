@@ -26,9 +26,8 @@ from sordino.accounting.events import Json
 from sordino.data.dataset import Array, Candidates, ImageNeeds
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, Range, extra
 from sordino.synthesis.public_images.model_files import Device, bad_model, device, identity, model_folder
-from sordino.synthesis.public_images.pixels import to_bytes
 from sordino.synthesis.public_images.prompts import chosen, writers
-from sordino.synthesis.public_images.store import Draw, draw_all, gathered, spoken
+from sordino.synthesis.public_images.store import Draw, draw_all, gathered, spoken, to_bytes
 
 DEEP_128 = (
     (False, 16, 16), (True, 16, 16), (False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (False, 4, 4),

@@ -23,7 +23,7 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.synthesis import generators
-from sordino.synthesis.generators import GeneratorShape, acgan, matching
+from sordino.synthesis.generators import GeneratorShape, training
 from sordino.types import Examples, Params, Task
 
 Rank = Literal["f1", "recall"]
@@ -154,8 +154,8 @@ class Recipe:
     scenario: Literal[1, 2] = 1
     keep: int = 1000  # candidates of a class
     merge: Literal["mean_distance", "mean"] = "mean_distance"  # of several prototypes of a class
-    gan: acgan.AcganSettings = acgan.AcganSettings()
-    match: matching.MatchingSettings = matching.MatchingSettings()
+    gan: training.AcganSettings = training.AcganSettings()
+    match: training.MatchingSettings = training.MatchingSettings()
     threshold: float | None = None  # cosine distance beyond which a candidate is left out, however few there are
     published_diversity: bool = False  # 5,000, and 10,000 from a hundred classes on
     shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
@@ -199,7 +199,7 @@ class Recipe:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return acgan.LOGGED if self.scenario == 1 else matching.LOGGED
+        return training.ACGAN_LOGGED if self.scenario == 1 else training.MATCHING_LOGGED
 
     def logged(self, log: Sequence[Mapping[str, float]]) -> Tensor:
         rows = self.gan.epochs * self.shape.split if self.scenario == 1 else -(-self.match.steps // self.match.plateau)
@@ -220,10 +220,10 @@ class Recipe:
         empty = self.template()
         if self.scenario == 2:
             merged = self._merged(anchors) if self.merge == "mean" else anchors
-            prototypes = [matching.ClassTarget(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
+            prototypes = [training.ClassTarget(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
             learned = torch.zeros(self.shape.classes, dtype=torch.uint8)
             learned[[a.label for a in merged]] = 1
-            matched = matching.train(self.shape, prototypes, self.match, key)
+            matched = training.train_matching(self.shape, prototypes, self.match, key)
             return Made(matched.state, empty.kept, learned, self.logged(matched.log))
         candidates = home.candidates
         assert candidates is not None, "checked before the run"
@@ -247,7 +247,7 @@ class Recipe:
 
         # without a judge the last state is kept
         judge = score if anchors and all(a.project is None for a in anchors) else None
-        made = acgan.train(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
+        made = training.train_acgan(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
         return Made(made.state, kept, empty.learned, self.logged(made.log))
 
     def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:

@@ -31,7 +31,7 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.privacy.uplink.stages import Weigh
 from sordino.synthesis import generators
-from sordino.synthesis.generators import acgan, matching
+from sordino.synthesis.generators import training
 from sordino.synthesis.slaug.generator import PLAIN, Recipe
 from sordino.synthesis.slaug.pool import Pool
 from sordino.synthesis.slaug.prepare import Ask, Train
@@ -78,8 +78,8 @@ class Settings(SlaugFL):
     def recipe(self) -> Recipe:
         """Settings by which the server trains the generator."""
         diversity = self.diversity if isinstance(self.diversity, float) else None
-        gan = acgan.AcganSettings(self.gan_epochs, self.gan_batch, self.gan_lr, weight_decay=self.gan_decay)
-        match = matching.MatchingSettings(
+        gan = training.AcganSettings(self.gan_epochs, self.gan_batch, self.gan_lr, weight_decay=self.gan_decay)
+        match = training.MatchingSettings(
             self.match_updates, self.gan_batch, self.match_lr, diversity=diversity, sign=self.diversity_sign
         )
         published = self.diversity == "published"

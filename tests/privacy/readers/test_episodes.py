@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from sordino import keys
-from sordino.accounting.covering import two_steps
+from sordino.accounting.composition import note, two_steps
 from sordino.accounting.events import Gaussian, Poisson, Repeat
-from sordino.accounting.notes import note
 from sordino.accounting.statement import statement
 from sordino.algorithms.prifedsync import prifedsync
 from sordino.errors import ConfigError

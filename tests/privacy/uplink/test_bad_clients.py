@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sordino import config, tree
-from sordino.accounting.notes import parsed
+from sordino.accounting.composition import parsed
 from sordino.engine import checkpoint, wire
 from sordino.engine.executor import Answers
 from sordino.engine.server import FederatedServer

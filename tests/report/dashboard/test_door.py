@@ -19,7 +19,7 @@ from sordino.errors import ConfigError
 from sordino.report import dashboard as door
 from sordino.report.dashboard import Dashboard, check, new_token, token_of
 from sordino.report.dashboard.run_state import WatchedRun
-from sordino.sites import trial_certificates as certificates
+from sordino.sites import identity
 from sordino.transport.tls import of_server
 from tests.report.dashboard.conftest import go_on
 
@@ -194,7 +194,7 @@ def test_an_address_that_is_none_is_refused(bind: str, simulated: Path) -> None:
 
 
 def test_with_a_certificate_it_speaks_tls_and_knows_its_names(tmp_path: Path, served: Served, simulated: Path) -> None:
-    certificates.make(tmp_path / "ca", ["localhost", "board.example"], [], 2)
+    identity.make(tmp_path / "ca", ["localhost", "board.example"], [], 2)
     server = served(simulated, TOKEN, tls=of_server(tmp_path / "ca"))
     context = ssl.create_default_context(cafile=tmp_path / "ca" / "ca.pem")
     for host, status in (("board.example", 200), ("localhost", 200), ("evil.example", 421)):

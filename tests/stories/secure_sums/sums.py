@@ -13,8 +13,7 @@ import torch
 
 from sordino import config, tree
 from sordino.config import Experiment
-from sordino.engine.executor import Tally
-from sordino.engine.secure_sum import SecureSum
+from sordino.engine.executor import SecureSum, Tally
 from sordino.engine.server import FederatedServer
 from sordino.planning.accounts import OpenRound
 from sordino.privacy.noise.sources import Counter

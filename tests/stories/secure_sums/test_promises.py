@@ -13,7 +13,7 @@ import torch
 from sordino.accounting.claims import Claim
 from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, Poisson
 from sordino.config import gates
-from sordino.engine.secure_sum import SecureSum
+from sordino.engine.executor import SecureSum
 from sordino.planning.accounts import OpenRound
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink

@@ -12,12 +12,12 @@ from torch import Tensor
 from sordino import keys
 from sordino.errors import DataError, NonFiniteModel
 from sordino.synthesis.generators import GeneratorShape, Halved, draw, init
-from sordino.synthesis.generators.acgan import (
+from sordino.synthesis.generators.training import (
     AcganSettings,
     balanced,
     discriminator_loss,
     generator_loss,
-    train,
+    train_acgan,
 )
 
 KEY = keys.root(8)
@@ -84,9 +84,9 @@ def test_training_is_a_function_of_its_key() -> None:
     x, y = corners(4)
     before = torch.get_rng_state()
     one, again, other = (
-        train(SHAPE, x, y, FEW, KEY),
-        train(SHAPE, x, y, FEW, KEY),
-        train(SHAPE, x, y, FEW, keys.root(1)),
+        train_acgan(SHAPE, x, y, FEW, KEY),
+        train_acgan(SHAPE, x, y, FEW, KEY),
+        train_acgan(SHAPE, x, y, FEW, keys.root(1)),
     )
     assert torch.equal(before, torch.get_rng_state())
     assert one.log == again.log != other.log
@@ -107,10 +107,10 @@ def test_the_best_state_is_kept() -> None:
         shown.append(images)
         return next(scores)
 
-    kept = train(SHAPE, x, y, AcganSettings(epochs=8, batch=8, lr=2e-3, checks=4), KEY, score)
+    kept = train_acgan(SHAPE, x, y, AcganSettings(epochs=8, batch=8, lr=2e-3, checks=4), KEY, score)
     assert [row.get("score") for row in kept.log] == [None, 0.1, None, 0.9, None, 0.3, None, 0.2]
     # stopping at the best check gives the same: choosing changes nothing in the training
-    stopped = train(SHAPE, x, y, AcganSettings(epochs=4, batch=8, lr=2e-3), KEY)
+    stopped = train_acgan(SHAPE, x, y, AcganSettings(epochs=4, batch=8, lr=2e-3), KEY)
     assert all(torch.equal(kept.state[k], stopped.state[k]) for k in kept.state)
     assert not torch.equal(shown[0], shown[1])
 
@@ -124,11 +124,11 @@ def test_several_generators_learn_their_own_classes() -> None:
         seen.append(sorted(set(labels.tolist())))
         return 1.0
 
-    made = train(shape, x, y, replace(FEW, checks=1), KEY, score)
+    made = train_acgan(shape, x, y, replace(FEW, checks=1), KEY, score)
     assert made.state.keys() == init(shape, KEY).keys()
     assert seen == [[0, 1], [2, 3]]
     assert [row["generator"] for row in made.log] == [0, 0, 1, 1]
-    alone = train(shape.one(), x[y >= 2], y[y >= 2] - 2, FEW, keys.fold(KEY, 1))
+    alone = train_acgan(shape.one(), x[y >= 2], y[y >= 2] - 2, FEW, keys.fold(KEY, 1))
     assert all(torch.equal(made.state[f"1.{k}"], v) for k, v in alone.state.items())
 
 
@@ -140,7 +140,7 @@ def nearest_mean(x: Tensor, real: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_it_learns_which_class_is_which() -> None:
     x, y = corners(60)
-    made = train(SHAPE, x, y, AcganSettings(epochs=10, batch=32, lr=2e-3), KEY)
+    made = train_acgan(SHAPE, x, y, AcganSettings(epochs=10, batch=32, lr=2e-3), KEY)
     labels = torch.arange(3).repeat(60)
     right = [
         float((nearest_mean(draw(SHAPE, state, labels, KEY), x, y) == labels).double().mean())
@@ -150,7 +150,7 @@ def test_it_learns_which_class_is_which() -> None:
     assert right[1] < 0.55  # before training: chance is 1/3, and 6 standard errors of 180 coins are 0.21
     assert made.log[-1]["accuracy_on_fakes"] > made.log[0]["accuracy_on_fakes"] + 0.2
     # negative control: with shuffled labels there is nothing to learn
-    mixed = train(SHAPE, x, y[keys.permutation(KEY, len(y))], AcganSettings(epochs=10, batch=32, lr=2e-3), KEY)
+    mixed = train_acgan(SHAPE, x, y[keys.permutation(KEY, len(y))], AcganSettings(epochs=10, batch=32, lr=2e-3), KEY)
     guessed = nearest_mean(draw(SHAPE, mixed.state, labels, KEY), x, y)
     assert float((guessed == labels).double().mean()) < 0.6
 
@@ -158,12 +158,12 @@ def test_it_learns_which_class_is_which() -> None:
 def test_a_class_without_images() -> None:
     x, y = corners(4)
     with pytest.raises(DataError) as refused:
-        train(SHAPE, x[y != 1], y[y != 1], FEW, KEY)
+        train_acgan(SHAPE, x[y != 1], y[y != 1], FEW, KEY)
     assert refused.value.code == "generator-class-missing"
 
 
 def test_a_training_that_diverges() -> None:
     x, y = corners(4)
     with pytest.raises(NonFiniteModel) as refused:
-        train(SHAPE, x, y, replace(FEW, lr=1e38), KEY)
+        train_acgan(SHAPE, x, y, replace(FEW, lr=1e38), KEY)
     assert refused.value.code == "generator-not-finite"

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.generators import GeneratorShape, draw, init
-from sordino.synthesis.generators.matching import ClassTarget, MatchingSettings, discrepancy, diversity, train, visited
+from sordino.synthesis.generators.training import (
+    ClassTarget,
+    MatchingSettings,
+    discrepancy,
+    diversity,
+    train_matching,
+    visited,
+)
 
 KEY = keys.root(12)
 SHAPE = GeneratorShape("weak", 4, 16, 16, 1)
@@ -77,7 +84,10 @@ def test_only_the_generator_learns() -> None:
     before = [{k: v.clone() for k, v in e.state_dict().items()} for e in (ONE, TWO)]
     global_state = torch.get_rng_state()
     settings = MatchingSettings(steps=5, batch=16)
-    one, again = train(SHAPE, targets(ONE, TWO), settings, KEY), train(SHAPE, targets(ONE, TWO), settings, KEY)
+    one, again = (
+        train_matching(SHAPE, targets(ONE, TWO), settings, KEY),
+        train_matching(SHAPE, targets(ONE, TWO), settings, KEY),
+    )
     assert torch.equal(global_state, torch.get_rng_state())
     assert all(torch.equal(one.state[k], again.state[k]) for k in one.state)
     start = init(SHAPE, keys.fold(KEY, "generator"))
@@ -114,7 +124,9 @@ def test_labels_of_a_step() -> None:
 @pytest.mark.slow
 def test_diversity_weighs_what_it_should() -> None:
     def first(weight: float | None) -> dict[str, float]:
-        return dict(train(SHAPE, targets(ONE), MatchingSettings(steps=1, batch=16, diversity=weight), KEY).log[0])
+        return dict(
+            train_matching(SHAPE, targets(ONE), MatchingSettings(steps=1, batch=16, diversity=weight), KEY).log[0]
+        )
 
     auto, none, two = first(None), first(0.0), first(2.0)
     assert none["loss"] == pytest.approx(none["discrepancy"])
@@ -124,10 +136,10 @@ def test_diversity_weighs_what_it_should() -> None:
 
 @pytest.mark.slow
 def test_it_stops_where_nothing_is_gained() -> None:
-    stopped = train(SHAPE, targets(ONE), MatchingSettings(steps=60, batch=8, lr=0.0, plateau=5), KEY)
+    stopped = train_matching(SHAPE, targets(ONE), MatchingSettings(steps=60, batch=8, lr=0.0, plateau=5), KEY)
     assert [row["step"] for row in stopped.log][:1] == [5]
     assert stopped.log[-1]["step"] < 60
-    learning = train(SHAPE, targets(ONE), MatchingSettings(steps=20, batch=8, lr=1e-3, plateau=5), KEY)
+    learning = train_matching(SHAPE, targets(ONE), MatchingSettings(steps=20, batch=8, lr=1e-3, plateau=5), KEY)
     assert [row["step"] for row in learning.log] == [5, 10, 15, 20]
 
 
@@ -143,7 +155,7 @@ def test_the_sign_decides_between_collapse_and_variety() -> None:
     matched = []
     for sign, weight in (("reciprocal", None), ("literal", 5_000.0)):
         settings = MatchingSettings(steps=60, batch=32, lr=2e-3, diversity=weight, sign=sign)  # type: ignore[arg-type]
-        made = train(SHAPE, targets(ONE, TWO), settings, KEY)
+        made = train_matching(SHAPE, targets(ONE, TWO), settings, KEY)
         matched.append(spread(made.state))
     assert matched[0] > 0.2
     assert matched[1] < 0.01
@@ -151,7 +163,7 @@ def test_the_sign_decides_between_collapse_and_variety() -> None:
 
 def test_several_generators() -> None:
     shape = GeneratorShape("small", 4, 8, 16, 1, split=2)
-    made = train(shape, targets(ONE)[:2], MatchingSettings(steps=2, batch=8), KEY)
+    made = train_matching(shape, targets(ONE)[:2], MatchingSettings(steps=2, batch=8), KEY)
     start = init(shape, keys.fold(KEY, "generator"))
     same = {k: torch.equal(made.state[k], v) for k, v in start.items() if k.endswith("weight")}
     assert all(equal == k.startswith("1.") for k, equal in same.items())  # the second one's classes have no prototype
@@ -159,12 +171,12 @@ def test_several_generators() -> None:
 
 def test_no_prototypes() -> None:
     with pytest.raises(DataError) as refused:
-        train(SHAPE, [], MatchingSettings(), KEY)
+        train_matching(SHAPE, [], MatchingSettings(), KEY)
     assert refused.value.code == "no-prototypes"
 
 
 def test_an_extractor_that_lets_no_gradient_through() -> None:
     blind = [p._replace(extract=lambda x: ONE(x).detach()) for p in targets(ONE)]
     with pytest.raises(ConfigError) as refused:
-        train(SHAPE, blind, MatchingSettings(steps=1), KEY)
+        train_matching(SHAPE, blind, MatchingSettings(steps=1), KEY)
     assert refused.value.code == "extractor-without-gradient"

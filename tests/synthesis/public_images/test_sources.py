@@ -15,14 +15,13 @@ from PIL import Image
 from sklearn.svm import SVC
 
 from sordino import config
-from sordino.data import built_in
+from sordino.data import sources
 from sordino.data.dataset import Array, Candidates, CandidateSource, ImageNeeds, Split
 from sordino.errors import BackendUnavailable, ConfigError, DataError
 from sordino.synthesis.public_images import SOURCES
 from sordino.synthesis.public_images.existing import digit
-from sordino.synthesis.public_images.pixels import fit, shifted, to_bytes, to_float
 from sordino.synthesis.public_images.procedural import DIGITS, FIGURES, GROUND, look, of_class
-from sordino.synthesis.public_images.store import PROXY
+from sordino.synthesis.public_images.store import PROXY, fit, shifted, to_bytes, to_float
 
 NUMBERS = tuple("0123456789")
 FIRST = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -198,7 +197,7 @@ def test_drawn_digits_look_like_digits(wanted: Callable[..., ImageNeeds]) -> Non
     of 1e-10.
     """
     made = source("procedural", bad_fraction=0.0).build(wanted(classes=NUMBERS, per_class=60, shape=(16, 16, 1)))
-    plain = built_in.digits()
+    plain = sources.digits()
     real = np.concatenate([plain.train.x, plain.test.x]), np.concatenate([plain.train.y, plain.test.y])
     framed = fit(np.pad(real[0], ((0, 0), (1, 1), (1, 1), (0, 0))), (16, 16, 1))
 
@@ -213,7 +212,7 @@ def test_drawn_digits_look_like_digits(wanted: Callable[..., ImageNeeds]) -> Non
 def test_the_bundled_digits_are_the_digits(wanted: Callable[..., ImageNeeds]) -> None:
     want = wanted(classes=NUMBERS[::-1], per_class=50, shape=(16, 16, 1))
     made = source("sklearn_digits").build(want)
-    plain = built_in.digits()
+    plain = sources.digits()
     framed = np.pad(plain.test.x, ((0, 0), (2, 2), (2, 2), (0, 0)))
     like = nearest(made, fit(framed, (16, 16, 1)))
     assert np.mean(9 - like == plain.test.y) > 0.6  # names say the class, not its number
