@@ -28,6 +28,18 @@ from sordino.types import Offer, Unit
 ADAPTS = "as if no release decided how much a later round spends; in any case the whole budget holds, epsilon {:g}"
 
 
+def lacks_delta(delta: float, least: float) -> UnsoundGuarantee:
+    """Error for a plan with real noise whose deviation from the ideal law needs a delta of `least`, or more."""
+    raised = f"set privacy.delta above {delta_text(1.1 * least)}, or " if least < 0.9 else "set "
+    return UnsoundGuarantee(
+        f"privacy.delta is {delta:g}, with real noise",
+        why="the tables from which real noise is drawn differ from the ideal distribution, and delta must cover that "
+        "over the whole run at its epsilon; on a ledger that runs share, a quarter of delta must, over all of them",
+        fix=f"{raised}a smaller epsilon, a larger noise multiplier, fewer rounds or a smaller model",
+        code="noise-lacks-delta",
+    )
+
+
 @dataclass(frozen=True)
 class Budget:
     """Privacy budget of one client for the whole run. Where clients have budgets of their own, `epsilon` is the
@@ -38,27 +50,21 @@ class Budget:
     schedule: Schedule | Adaptive
     personal: Sequence[float] | None = None  # the epsilon of each client
     lacking: float = 0.0  # of delta: what the noise lacks of the law that is priced
+    aside: float = 0.0  # of delta: what is left for that on a ledger that runs share, whatever their noise
 
     def __post_init__(self) -> None:
         fix = "for no privacy leave [privacy] epsilon out"
         check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget, fix=fix)
         valid_delta(self.delta, zero=True)  # 0 is for pure noise: see planning.prices
-        if self.lacking and not self.lacking < self.delta:
-            raise UnsoundGuarantee(
-                f"privacy.delta is {self.delta:g}, with real noise",
-                why="the tables from which real noise is drawn differ from the ideal distribution, by "
-                f"{self.lacking:.2g} over the whole run at this epsilon, and delta must cover that",
-                fix=f"set privacy.delta above {delta_text(1.1 * self.lacking)}, or a smaller epsilon, fewer rounds or "
-                "a smaller model",
-                code="noise-lacks-delta",
-            )
+        if self.lacking and not self.lacking < (self.aside or self.delta):
+            raise lacks_delta(self.delta, self.lacking * (self.delta / self.aside if self.aside else 1.0))
 
     @property
     def ideal(self) -> float:
         """The part of delta at which noise is priced as if it followed its ideal law; the rest (`lacking`) pays for the
         small deviation of real noise from that law.
         """
-        return self.delta - self.lacking
+        return self.delta - max(self.lacking, self.aside)
 
     def of(self, client: int) -> float:
         return self.epsilon if self.personal is None else float(self.personal[client])
@@ -133,12 +139,12 @@ class Plan:
         """The most that a client may spend, in the ledger's integers; where budgets differ, for the largest budget."""
         if self.budget is None or self.pricing is None:
             return None
-        return self._cap(self.budget.epsilon, self.budget.delta)
+        return self._cap(self.budget.epsilon, self.budget.delta - self.budget.aside)
 
     def cap_of(self, client: int) -> Amount | None:
         if self.budget is None or self.pricing is None:
             return None
-        return self._cap(self.budget.of(client), self.budget.delta)
+        return self._cap(self.budget.of(client), self.budget.delta - self.budget.aside)
 
     def _cap(self, epsilon: float, delta: float) -> Amount:
         if (epsilon, delta) not in self._caps:

@@ -4,9 +4,10 @@ numbers of the data. No row is needed, so the server, every site and whoever ver
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ from sordino import keys, user_code
 from sordino.accounting.claims import Policy
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.pricing import Pricing
+from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import FitsData, PublicFacts
 from sordino.algorithms.phases import Phase
@@ -28,13 +30,14 @@ from sordino.ledger.ledger import Each, Ledger, LedgerScope
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import FILE, PUT_BACK, Agreement, PublicNumbers
 from sordino.planning.methods import Methods, reads_plainly
-from sordino.planning.prices import PriceRequest, check_reads, check_secure, lacking_delta, shared
+from sordino.planning.prices import PriceRequest, check_reads, check_secure, shared
 from sordino.privacy.uplink.robust import check_robust
 from sordino.sampling import Cohort, Everyone
 from sordino.sampling.draws import Stragglers
 from sordino.tasks.personalise import ways
 from sordino.types import Offer
 
+SHARED = 0.25  # of delta: what runs that share a ledger set aside for real noise, so that their caps are the same
 Members: TypeAlias = tuple[int, ...] | None  # a site's own clients; None: everybody
 A = TypeVar("A", bound=Accounts)
 
@@ -62,16 +65,26 @@ class PlannedRun:
         privacy = self.experiment.privacy
         if privacy.epsilon is None:
             return None
-        lacks = partial(lacking_delta, [phase.priced for phase in self.phases], privacy)
+        aside = 0.0 if privacy.ledger is None else SHARED * privacy.delta
         made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
         schedule = build(privacy.schedule, made, "privacy.schedule")
         if not isinstance(privacy.epsilon, dict):
-            return Budget(privacy.epsilon, privacy.delta, schedule, None, lacks(privacy.epsilon))
+            return Budget(privacy.epsilon, privacy.delta, schedule, None, self.lacks(privacy.epsilon), aside)
         people, key = len(self.public.sizes), keys.root(self.experiment.seed)
         each = client_budgets.personal(
             resolved_table(self.experiment, privacy.epsilon), people, key, self.public.clients
         ).tolist()
-        return Budget(max(each), privacy.delta, schedule, each, lacks(max(each)))
+        return Budget(max(each), privacy.delta, schedule, each, self.lacks(max(each)), aside)
+
+    def lacks(self, epsilon: float, before: float = 0.0) -> float:
+        """The part of delta to set aside because real noise deviates from the ideal law that prices a budget; 0 for
+        seeded noise. `before`: the deviation of earlier releases, in total variation.
+        """
+        if not self.experiment.privacy.real:
+            return 0.0
+        sized = (one.priced for one in self.phases if any(typed is None for _, typed in one.offers))
+        drift = math.fsum(one.drift for one in sized)
+        return lacking(epsilon, before + drift) * (1 + 1e-5)  # more than a statement takes
 
     def agreement(self, dataset: str) -> Agreement:
         """Content of agreement.json: sizes and names of the clients, shape of the data and length of an upload, all

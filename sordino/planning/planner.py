@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 
 from sordino.accounting.claims import Subject
 from sordino.accounting.facts import Fact, Number
-from sordino.accounting.statement import Guarantee, Promised, of_groups, statement, unspent
-from sordino.budget.plan import kinds
+from sordino.accounting.statement import COARSE, Guarantee, Promised, of_groups, statement, unspent
+from sordino.budget.plan import kinds, lacks_delta
 from sordino.ledger.ledger import MEMORY
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedPhase
@@ -106,6 +106,17 @@ class Planner:
         alike = books.plan.one_price and not books.cohort.personal and not self._before
         people, rows = 1 if alike else books.population, self.phase.public.rows_per_key
         return statement(self._notes, people, self.phase.experiment.privacy.delta, rows_per_key=rows)
+
+    def check_delta(self) -> None:
+        """Refuses real noise of a typed size whose guarantees would need a larger delta than was granted; noise that a
+        budget sizes leaves room for what it lacks of the ideal law.
+        """
+        whole, delta = self.phase.whole, self.phase.experiment.privacy.delta
+        if not self.phase.policy.real or all(typed is None for one in whole.phases for _, typed in one.offers):
+            return
+        found = max((1.0 if COARSE in row.because else row.delta for row in self.guarantees), default=delta)
+        if found > delta:
+            raise lacks_delta(delta, found)
 
     def by_budget(self, subject: Subject) -> dict[float, tuple[Sequence[int], Guarantee]]:
         """Clients with each budget, and their guarantee; empty if all have the same budget."""

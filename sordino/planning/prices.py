@@ -18,7 +18,6 @@ from sordino.accounting.claims import PURE
 from sordino.accounting.events import Event, Poisson, Repeat, compact
 from sordino.accounting.pricing import NominalPrice, Pricing
 from sordino.accounting.published import nominal_multiplier
-from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import OtherReads
@@ -180,15 +179,6 @@ def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
     if reads_each:
         raise single_uploads()
     check_cohort(uplink.secure, uplink.grid.layout, math.ceil(clients))
-
-
-def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: float) -> float:
-    """The part of delta to set aside because real noise deviates from the ideal law that prices a budget. 0 for seeded
-    noise; 0 too on a ledger shared by several runs, where each run's statement adds its own part."""
-    if not privacy.real or privacy.ledger is not None:
-        return 0.0
-    drift = math.fsum(one.drift for one in phases if any(typed is None for _, typed in one.offers))
-    return lacking(epsilon, drift) * (1 + 1e-5)  # more than a statement takes
 
 
 def check_reads(algorithm: AnyAlgorithm) -> None:

@@ -16,14 +16,14 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
 from sordino import user_code
-from sordino.accounting.composition import parsed
+from sordino.accounting.composition import cost, parsed, read_notes
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
 from sordino.device import on
@@ -34,6 +34,8 @@ from sordino.ledger.files import sync
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.planning.agreement import Agreement
 from sordino.planning.methods import Methods
+from sordino.planning.phase import PlannedRun
+from sordino.planning.planner import Planner
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.runs.new_folder import choices, create_folder, environment_of
@@ -90,6 +92,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     _ = setup.plan, simulation.evaluation(), setup.algorithm.init_client(setup.task)
     for phase in setup.preparation:
         _ = phase.plan
+    Planner(setup).check_delta()
     methods.needs()
     if folder.exists():
         known, typed = RunFolder(folder).exists, quote(str(folder))
@@ -207,8 +210,20 @@ def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
     with key_of(place) as key:
         known = simulation.population
         joint = replace(simulation, population=Population.like(known, known.experiment, key))
-        joint.setup.federation(joint.home, joint.dataset, place, "before", reading=dry).ledger.close()
+        with joint.setup.federation(joint.home, joint.dataset, place, "before", reading=dry).ledger as ledger:
+            _check_room(joint.setup.whole, [entry.note for entry in ledger.entries()])
     return joint
+
+
+def _check_room(whole: PlannedRun, notes: Sequence[str]) -> None:
+    """Refuses a run on a shared ledger if its real noise, with that of the runs before it, would lack more of the ideal
+    law than they set aside of delta. `notes`: of all ledger entries.
+    """
+    offer, budget = whole.phases[-1].promising.offer, whole.budget
+    if offer is not None and budget is not None:
+        known = read_notes(notes, len(whole.public.sizes)).values()
+        before = max((cost(releases, offer.subject).drift for releases in known), default=0.0)
+        replace(budget, lacking=whole.lacks(budget.epsilon, before))  # refuses itself
 
 
 @contextmanager

@@ -115,7 +115,9 @@ class Proposed:
     def guarantees(self) -> list[Guarantee]:
         """Privacy guarantees for this client over the whole run, as its own ledger will state them."""
         whole = self.whole
-        rows = Planner(whole.phases[-1], (self.client,)).guarantees
+        planner = Planner(whole.phases[-1], (self.client,))
+        planner.check_delta()
+        rows = planner.guarantees
         return beside_scores(rows, self.experiment.privacy.delta) if self.options.shares_scores else rows
 
     @cached_property

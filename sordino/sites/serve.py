@@ -31,6 +31,7 @@ from sordino.metrics import Scores
 from sordino.metrics.evaluation import Evaluation, Evaluator, Score
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
+from sordino.planning.planner import Planner
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Environment
@@ -243,6 +244,7 @@ def serve(
     whole = Whole(experiment, agreed.public(experiment, DeclaredData(experiment).schema))
     for phase in whole.phases:
         _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
+    Planner(whole.phases[-1]).check_delta()
     environment, known = _environment(options.folder, experiment, agreed), AllowList(options.allowed)
     peers = peers_of(whole, agreed)
     if options.folder.exists() and real:

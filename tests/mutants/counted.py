@@ -182,9 +182,23 @@ COUNTED_OR_NOT = [
     one(
         "noise that is planned for all of delta",
         "budget/plan.py",
-        "return self.delta - self.lacking",
+        "return self.delta - max(self.lacking, self.aside)",
         "return self.delta",
         "tests/runs/test_delta.py::test_the_delta_of_a_receipt_is_the_one_that_was_granted",
+    ),
+    one(
+        "runs that share a ledger and not the room for what their noise lacks",
+        "runs/run.py",
+        "whole.lacks(budget.epsilon, before)",
+        "whole.lacks(budget.epsilon)",
+        "tests/runs/test_delta.py::test_a_ledger_has_no_room_for_more_noise_than_its_runs_set_aside",
+    ),
+    one(
+        "typed noise for which nobody looks at delta",
+        "planning/planner.py",
+        "if found > delta:",
+        "if found > 1.0:",
+        "tests/runs/test_delta.py::test_typed_noise_that_needs_a_larger_delta_is_refused",
     ),
     one(
         "what the tables lack is on one side",

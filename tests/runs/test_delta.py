@@ -12,8 +12,11 @@ from sordino import config
 from sordino.accounting import statement
 from sordino.accounting.facts import delta_text
 from sordino.budget.plan import Budget
-from sordino.config import Experiment
+from sordino.config import Experiment, Privacy
 from sordino.errors import UnsoundGuarantee
+from sordino.planning import phase
+from sordino.planning.planner import Planner
+from sordino.receipts.receipt import lifetime
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
@@ -92,6 +95,60 @@ def test_a_delta_that_the_tables_use_up_is_refused() -> None:
         _ = simulated(many).setup.plan
     assert refused.value.code == "noise-lacks-delta"
     assert simulated(real("exact", epsilon=20.0, noise="counter")).setup.plan.cap is not None
+
+
+@pytest.mark.one_fast
+@pytest.mark.parametrize("name", EVERY)
+def test_runs_on_a_shared_ledger_keep_their_delta_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All set the same part aside, so that their caps are the same; the twin leaves none, as it was."""
+    unit = MECHANISMS[name][0]
+
+    def stated(place: str) -> Any:
+        receipt = start(real(name, ledger=str(tmp_path / f"{place}.sqlite")), tmp_path / place).receipt
+        return next(row for row in receipt.guarantees if row.finite and row.unit == unit)
+
+    assert stated("run").epsilon <= 4.0
+    whole = lifetime(tmp_path / "run.sqlite").guarantees
+    assert {row.delta for row in whole if row.finite and row.unit == unit} == {1.2345678e-6}
+    monkeypatch.setattr(phase, "SHARED", 0.0)
+    monkeypatch.setattr(phase.PlannedRun, "lacks", lambda *given: 0.0)
+    if name != "laplace":  # whose epsilon is the same at every delta
+        assert stated("twin").epsilon > 4.0
+
+
+def test_a_ledger_has_no_room_for_more_noise_than_its_runs_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two runs fits, and both together do not. A seeded run needs no room."""
+    shared = str(tmp_path / "shared.sqlite")
+    first = real("exact", ledger=shared)
+    whole = simulated(first).setup.whole
+    lacks = whole.lacks(4.0)
+    monkeypatch.setattr(phase, "SHARED", 1.5 * lacks / first.privacy.delta)
+    start(first, tmp_path / "one")
+    other = first.model_copy(update={"algorithm": first.algorithm | {"lr": 0.1}})
+    with pytest.raises(UnsoundGuarantee) as refused:
+        start(other, tmp_path / "two")
+    assert refused.value.code == "noise-lacks-delta"
+    assert not (tmp_path / "two").exists()
+    start(other.model_copy(update={"privacy": other.privacy.model_copy(update={"noise": "counter"})}), tmp_path / "two")
+
+
+@pytest.mark.parametrize("multiplier", [0.4, 0.5])
+def test_typed_noise_that_needs_a_larger_delta_is_refused(multiplier: float, tmp_path: Path) -> None:
+    """As it was, epsilon 20 at delta 0.01 was "proved" about 1,440 examples, and at 0.4 nothing was left."""
+    table = {"algorithm": {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5, "multiplier": multiplier}, "rounds": 3}
+    made = real("exact").model_copy(update={"privacy": Privacy(delta=1e-5, noise="system"), **table})
+    with pytest.raises(UnsoundGuarantee) as refused:
+        start(made, tmp_path / "run")
+    assert refused.value.code == "noise-lacks-delta"
+    assert not (tmp_path / "run").exists()
+    with pytest.MonkeyPatch.context() as patch:  # the twin
+        patch.setattr(Planner, "check_delta", lambda self: None)
+        (row, *_) = start(made, tmp_path / "run").receipt.guarantees
+        assert row.delta > 1 / 1440 or not row.finite
 
 
 @pytest.mark.parametrize(
