@@ -30,6 +30,7 @@ ONE_TEXT = "an example is one row with the text in it: whoever wrote several is 
 TOKENIZER = "the tokenizer of {} was trained on public text: its tokens show what it was trained on"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 TRUSTED = "{} is user code, trusted not to keep or send the data that it sees"
+WARM = "the initial values of {} are public: the data that they were made from are not accounted for"
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,14 @@ class Disclosures:
         shown = made.algorithm, made.model, made.partition, made.loss, made.evaluation.metrics, data.source
         code = dict.fromkeys(user_code.named(shown))
         trusted = tuple(TRUSTED.format(name) for name in code if name != LENT_PATH)
+        name = str(made.model.get("name"))
+        warm = (WARM.format(name),) if user_code.is_own(name) else ()
         taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
         unsaid = data.key not in (None, data.group) and self.source.rows_per_key == 1
         several = (SEVERAL.format(data.key),) if unsaid else (ONE_TEXT,) if self.source.problem.columns == () else ()
         texts = {} if self.source.schema is None else self.source.schema.features
         trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
-        return (*several, *taken, *map(TOKENIZER.format, trained), *trusted)
+        return (*several, *taken, *map(TOKENIZER.format, trained), *trusted, *warm)
 
 
 # announcements of sites -----------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sordino import config, keys
 from sordino.config import Experiment
 from sordino.errors import ConfigError
+from sordino.runs.public_inputs import WARM
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
 from sordino.tasks.architecture import Architecture
@@ -81,6 +82,12 @@ def weights(made: Experiment, folder: Path) -> dict[str, Tensor]:
 def test_weights_of_the_constructor_are_where_training_starts(tmp_path: Path) -> None:
     kept = weights(experiment("own_start:Pretrained"), tmp_path / "kept")
     assert all((value - 0.07).abs().max() < 1e-5 for value in kept.values())
+
+
+@pytest.mark.parametrize(("model", "said"), [("own_start:Pretrained", 1), ("logistic", 0)])
+def test_a_receipt_says_that_the_data_behind_them_are_not_counted(model: str, said: int, tmp_path: Path) -> None:
+    assumed = start(experiment(model), tmp_path / "run").receipt.assumptions
+    assert [line for line in assumed if "initial values" in line] == [WARM.format(model)] * said
 
 
 def test_they_are_drawn_anew_where_that_is_asked_for(tmp_path: Path) -> None:
