@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -261,24 +262,38 @@ outcome = { kind = "label", classes = ["0", "1"] }
 """
 
 
+def of_clinics(tmp_path: Path, name: str, changed: bool, **more: Any) -> Seen:
+    (tmp_path / "visits.schema.toml").write_text(SCHEMA)
+    (tmp_path / "visits.csv").write_text(clinics(tmp_path, changed).read_text())
+    data = {"source": "tabular", "path": str(tmp_path / "visits.csv"), "label": "outcome", "group": "clinic"}
+    table = {
+        "rounds": 2,
+        "data": data | {"schema": str(tmp_path / "visits.schema.toml")},
+        "partition": {"scheme": "natural"},
+        "algorithm": {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5},
+        "privacy": {"epsilon": 4.0, "delta": 1e-5, "noise": "system"},
+        "engine": {"executor": "loop"},
+    }
+    return play(config.validate(table | more), tmp_path / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gaussian_gdp", "dp_scaffold", "whole_update", "ditto"])
+def test_client_processes_leave_nothing_that_tells_one_visit_from_another(method: str, tmp_path: Path) -> None:
+    """They draw noise of their own, of which nothing may be seen either. The twin is a mutant."""
+    more: dict[str, Any] = {"engine": {"executor": "processes", "workers": 2}, "algorithm": {"name": method}}
+    if method == "ditto":
+        more["privacy"] = {"noise": "system"}  # nothing is promised, and what clients keep is not shown
+    one, other = of_clinics(tmp_path, "one", False, **more), of_clinics(tmp_path, "other", True, **more)
+    assert tells_apart(one, other) == []
+    assert not one.sent  # all was computed elsewhere
+
+
 @pytest.mark.slow
 def test_a_split_that_looks_at_outcomes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 9. One outcome is another: nobody else's rows move. Under the old split the others' sizes and uploads move
     with it."""
-    (tmp_path / "visits.schema.toml").write_text(SCHEMA)
-
-    def seen(name: str, changed: bool) -> Seen:
-        data = {"source": "tabular", "path": str(tmp_path / "visits.csv"), "label": "outcome", "group": "clinic"}
-        (tmp_path / "visits.csv").write_text(clinics(tmp_path, changed).read_text())
-        table = {
-            "rounds": 2,
-            "data": data | {"schema": str(tmp_path / "visits.schema.toml")},
-            "partition": {"scheme": "natural"},
-            "algorithm": {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5},
-            "privacy": {"epsilon": 4.0, "delta": 1e-5, "noise": "system"},
-            "engine": {"executor": "loop"},
-        }
-        return play(config.validate(table), tmp_path / name)
+    seen = partial(of_clinics, tmp_path)
 
     def others(one: Seen, other: Seen) -> set[int]:
         """Clients whose first upload differs: of all but one the data are the same, and so is the noise."""

@@ -21,6 +21,15 @@ KEPT = [
         "tests/transport/test_pipes.py::test_what_clients_keep_lies_among_what_is_not_shown",
     ),
     one(
+        "a client process that leaves a note of its labels",
+        "runs/site_process.py",
+        "    kept = RunFolder",
+        "    print(mine.population.dataset.train.y.sum(), file=open(Path(place) / f'labels-{first}.txt', 'w'))\n"
+        "    kept = RunFolder",
+        "tests/laws/test_adversary.py::test_client_processes_leave_nothing_that_tells_one_visit_from_another"
+        "[gaussian_gdp]",
+    ),
+    one(
         "figures of private scores look like those that may be shown",
         "report/figures.py",
         "facts.notice.startswith(EVALUATOR)",
