@@ -28,7 +28,7 @@ from sordino.adapters.private_uplink import (  # noqa: E402
     PrivateUplink,
     UplinkTerms,
 )
-from sordino.privacy.noise.distributions import GaussianNoise  # noqa: E402
+from sordino.privacy.noise import GaussianNoise  # noqa: E402
 from sordino.privacy.noise.sources import System  # noqa: E402
 
 CLIENTS, EXAMPLES, BATCH = 2, 1_000, 32

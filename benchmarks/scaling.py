@@ -132,7 +132,7 @@ def measure(repeats: int, workload: dict[str, Any], scheme: str, hidden: int) ->
     w = Workload(**workload | {"shape": tuple(workload["shape"])})
     held = data(w)
     base = meter.fresh_peak()
-    from sordino.fast.processor import keep_freed_memory
+    from sordino.fast import keep_freed_memory
     from sordino.round import one_round
 
     keep_freed_memory()

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 
 from sordino.fast import factored as lazy
+from sordino.fast import transforming
 from sordino.fast.factored import Lazy, Moved, Scaled, Span, Zero, dense
-from sordino.fast.products import transforming
 
 if TYPE_CHECKING:
     from torch import Tensor

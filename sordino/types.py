@@ -192,7 +192,7 @@ class Shard(Protocol):
     def episodes(self, work: LocalWork, key: Key) -> Iterator[Episode]: ...
     @property
     def public(self) -> Examples | None: ...  # public examples beside the client's own
-    # `how`: a privacy.readers.beside_public.How
+    # `how`: a privacy.readers.How
     def mixed(self, work: LocalWork, key: Key, how: Any) -> Iterator[MixedStep]: ...
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # a share of the examples, and the others
     # per class, the sum of a statistic [n, d] and the number of examples

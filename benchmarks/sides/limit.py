@@ -24,7 +24,7 @@ Op = Callable[[], Any]
 
 def main() -> None:
     meter = Meter()
-    from sordino.fast.processor import keep_freed_memory
+    from sordino.fast import keep_freed_memory
 
     keep_freed_memory()
     precision, w = meter.options["precision"], meter.w

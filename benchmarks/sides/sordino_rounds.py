@@ -23,7 +23,7 @@ def main() -> None:
     meter = Meter()
     import sordino  # after what memory is measured against
     from sordino.device import on
-    from sordino.fast.processor import keep_freed_memory
+    from sordino.fast import keep_freed_memory
     from sordino.round import one_round
 
     w = meter.w

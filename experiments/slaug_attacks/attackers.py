@@ -33,7 +33,7 @@ from sordino.audits.noise_sources import Weak
 from sordino.audits.records import class_sums
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.synthesis.slaug.generator import ranked, skill
 from sordino.types import Examples, Grant, Params

@@ -16,7 +16,7 @@ from sordino.data.reserve import area
 from sordino.keys import Key
 from sordino.partition import Dirichlet
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.privacy.readers.open import Open
 from sordino.tasks.nets import NETS
 from sordino.tasks.supervised import Classification

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from sordino import config, tree
 from sordino.budget.plan import Price
 from sordino.errors import BudgetExhausted, ConfigError, RunError, SordinoError, WireError
+from sordino.planning import Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts, OpenRound
-from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.phase import PlannedRun
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.receipts import private

@@ -18,7 +18,7 @@ from typing import Literal
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.preset import preset
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.noise.distributions import LAWS, GaussianNoise, LaplaceNoise, LawName
+from sordino.privacy.noise import LAWS, GaussianNoise, LaplaceNoise, LawName
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink

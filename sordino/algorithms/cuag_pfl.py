@@ -13,7 +13,7 @@ from typing import Literal
 from sordino.algorithms.pfl_dyn import BY_STEPS, PFLDyn
 from sordino.algorithms.preset import preset
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import Beside, OwnNorm

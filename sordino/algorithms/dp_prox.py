@@ -17,7 +17,7 @@ from typing import Literal
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.preset import preset
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise

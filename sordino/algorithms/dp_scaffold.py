@@ -14,7 +14,7 @@ from typing import Literal
 
 from sordino.algorithms.preset import preset
 from sordino.algorithms.scaffold import Scaffold
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers.median_clip import MedianClip
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.preset import preset
-from sordino.privacy.noise.distributions import LAWS, LawName
+from sordino.privacy.noise import LAWS, LawName
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag

@@ -18,7 +18,7 @@ from typing import Literal
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.preset import preset
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.types import Neighbours

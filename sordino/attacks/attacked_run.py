@@ -35,7 +35,7 @@ from sordino.audits.replay import (
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.planning.planner import Planner
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
 from sordino.types import Examples, Params, Task

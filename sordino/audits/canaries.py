@@ -27,10 +27,10 @@ from sordino.audits.lower_bounds import FAR
 from sordino.audits.planted import PLANTED, PlantedSums, PlantedUplink, Through
 from sordino.keys import Key
 from sordino.ledger.ledger import MEMORY
+from sordino.privacy.readers import NoisyReader
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.privacy.readers.private_reader import NoisyReader
 from sordino.runs.simulation import Simulation
 from sordino.sampling import Cohort
 from sordino.tree import Tree

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Verbose, experiment_and_changes
-from sordino.cli.screen import Screen, say
+from sordino.cli import Json, Screen, Verbose, experiment_and_changes, say
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:

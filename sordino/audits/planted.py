@@ -15,8 +15,8 @@ from torch import Tensor
 from sordino import tree
 from sordino.audits.noise_sources import Silent
 from sordino.keys import Key
-from sordino.privacy.noise.distributions import GaussianNoise
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.noise import GaussianNoise
+from sordino.privacy.readers import taken
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, clipped
 from sordino.privacy.readers.convex_stable import ConvexStable, StableShard
 from sordino.privacy.readers.episodes import CellGradient, CellShard, NoisyEpisode

@@ -19,7 +19,7 @@ from sordino import tree
 from sordino.audits.lower_bounds import FAR, Pair, Release
 from sordino.audits.noise_sources import Rare, Silent, Weak
 from sordino.errors import DataError
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient

@@ -17,7 +17,7 @@ from sordino.algorithms.algorithm import Algorithm, unwritten
 from sordino.algorithms.optional import Estimates
 from sordino.checks.trial import Broken, FixedGradients, Moment, Scene, SealedShard, Trial, require
 from sordino.engine import checkpoint, wire
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.tree import Tree
 from sordino.types import Shard
 

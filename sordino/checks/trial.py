@@ -23,7 +23,7 @@ from sordino.engine.client_states import unpacked
 from sordino.keys import Key
 from sordino.ledger.ledger import Entry
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.privacy.uplink.stages import Noise
 from sordino.receipts import seal
 from sordino.receipts.folder import RunFolder

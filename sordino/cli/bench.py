@@ -25,10 +25,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from sordino import keys, tree
+from sordino import fast, keys, tree
 from sordino.engine.stack import Member, stacks, together
-from sordino.fast import products
-from sordino.fast.products import linear
+from sordino.fast import linear
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
@@ -171,7 +170,7 @@ def _products() -> BenchResult:
 
 
 def _libraries() -> list[BenchResult]:
-    by_onednn = products.onednn()
+    by_onednn = fast.onednn()
     if by_onednn is None:  # this torch was built without it: there is no choice
         return []
     x, weight = torch.randn(1024, 784), torch.randn(200, 784)

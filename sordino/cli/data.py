@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from sordino.cli.options import Encoding, Json, Verb, Verbs, What, experiment_and_changes
-from sordino.cli.screen import Screen, note, say, titled, write
+from sordino.cli import Encoding, Json, Screen, Verb, Verbs, What, experiment_and_changes, note, say, titled, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +52,7 @@ def list_(what: What = None, as_json: Json = False) -> None:
                 out.print(table)
             note(out, [*held.remarks, *remarks])
         return
-    from sordino.config.data_sources import ALL
+    from sordino.config import ALL
 
     if as_json:
         say({name: source.to_json() for name, source in ALL.items()})

@@ -25,8 +25,7 @@ import typer
 from rich.markup import escape
 
 from sordino.branches import loading
-from sordino.cli.options import Json
-from sordino.cli.screen import Screen, say
+from sordino.cli import Json, Screen, say
 
 GB = 1e9
 STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}
@@ -88,7 +87,7 @@ def measure(place: Path) -> MachineFacts:
     with loading():
         import torch
 
-    from sordino.fast.processor import bf16_instructions
+    from sordino.fast import bf16_instructions
 
     while not place.exists():
         place = place.parent
@@ -151,7 +150,7 @@ def engine(facts: MachineFacts, clients: int) -> dict[str, Any]:
 def benched(facts: MachineFacts) -> Iterator[Finding]:
     """Compare the choices of `auto` with measurements on this machine."""
     from sordino.cli.bench import measure as race
-    from sordino.fast.processor import leaves_vectors_aside
+    from sordino.fast import leaves_vectors_aside
 
     chosen = engine(facts, 20)
     auto = {"bf16": chosen["precision"] == "bf16", "oneDNN": leaves_vectors_aside(), "pooled": True, "stack": True}
@@ -276,7 +275,7 @@ def _extras() -> dict[str, list[str]]:
 def _noise() -> str:
     import torch
 
-    from sordino.privacy.noise.distributions import GaussianNoise
+    from sordino.privacy.noise import GaussianNoise
     from sordino.privacy.noise.sources import System
 
     try:

@@ -16,8 +16,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from sordino.branches import when_used
-from sordino.cli.options import Encoding, Json
-from sordino.cli.screen import Screen, note, say, write
+from sordino.cli import Encoding, Json, Screen, note, say, write
 
 if TYPE_CHECKING:
     from sordino.receipts.folder import RunFolder

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.branches import loading, when_used
-from sordino.cli.options import Json, PlanCode, SignedBy, Verb, Verbose, Verbs, experiment_and_changes
-from sordino.cli.screen import Screen, say
+from sordino.cli import Json, PlanCode, Screen, SignedBy, Verb, Verbose, Verbs, experiment_and_changes, say
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:

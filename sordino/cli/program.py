@@ -28,9 +28,7 @@ from typer.models import CommandInfo
 
 from sordino import user_code
 from sordino.branches import BRANCHES, part, parts, present
-from sordino.cli import data, doctor, looking, privacy, running
-from sordino.cli.options import Verb, Verbs
-from sordino.cli.screen import json_asked
+from sordino.cli import Verb, Verbs, data, doctor, json_asked, looking, privacy, running
 from sordino.errors import BackendUnavailable, ConfigError, RunError, SordinoError
 from sordino.version import __version__
 

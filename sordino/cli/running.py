@@ -15,8 +15,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.branches import loading, part
-from sordino.cli.options import Figures, Json, Quiet, Track, Verbose, What, experiment_and_changes
-from sordino.cli.screen import Screen, check_absent, note, say, unwritable, write
+from sordino.cli import (
+    Figures,
+    Json,
+    Quiet,
+    Screen,
+    Track,
+    Verbose,
+    What,
+    check_absent,
+    experiment_and_changes,
+    note,
+    say,
+    unwritable,
+    write,
+)
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:

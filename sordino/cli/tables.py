@@ -17,7 +17,7 @@ from sordino.accounting.claims import Status, standing
 from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, OfPhase
 from sordino.accounting.words import by_phase, headline
-from sordino.cli.screen import note, titled
+from sordino.cli import note, titled
 from sordino.metrics import HEADLINES, RoundRow, bytes_text
 from sordino.metrics.measures import TargetReached, last_scored, scores, warnings
 from sordino.receipts.run_files import OfClient, Receipt, ReceiptBudget

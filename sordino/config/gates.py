@@ -15,7 +15,7 @@ from typing import Any, Literal
 from sordino.config import Table, build
 from sordino.config.reading import check_keys
 from sordino.errors import ConfigError
-from sordino.privacy.noise.distributions import LAWS, LawName
+from sordino.privacy.noise import LAWS, LawName
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.function_reader import FunctionReader
 from sordino.privacy.readers.median_clip import MedianClip

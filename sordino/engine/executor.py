@@ -21,7 +21,7 @@ from sordino.accounting.events import Json
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.device import CPU, here
 from sordino.errors import ConfigError, RangeSaturation, UnsoundGuarantee
-from sordino.fast.processor import bf16_instructions
+from sordino.fast import bf16_instructions
 from sordino.planning.accounts import OpenRound
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.channels import Channel, SumAtSites

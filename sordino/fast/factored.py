@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from sordino.fast import products
-from sordino.fast.products import Operand, for_all, vmapping
+from sordino import fast
+from sordino.fast import Operand, for_all, vmapping
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,12 +135,12 @@ class Product(Lazy):
         return torch.Size((self.left.shape[1], *columns))
 
     def dense(self) -> Tensor:
-        return self.left.sum(0) if self.right is None else products.across(self.left, self.right)
+        return self.left.sum(0) if self.right is None else fast.across(self.left, self.right)
 
     def added_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Lazy) or self.left.dtype != y.dtype or self.right is None:
             return super().added_to(y, factor)
-        return products.added(y, self.left, self.right, factor)
+        return fast.added(y, self.left, self.right, factor)
 
     def add_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Lazy) or self.left.dtype != y.dtype:
@@ -149,7 +149,7 @@ class Product(Lazy):
             return torch.add(y, self.left.sum(0), alpha=factor)
         if y.numel() < SMALL:  # a new one costs as little; vmap has no addmm of its own
             return torch.add(y, self.left.t() @ self.right, alpha=factor)
-        return products.add_to(y, self.left, self.right, factor)
+        return fast.add_to(y, self.left, self.right, factor)
 
     def scaled(self, factor: float | Tensor) -> Product:
         return Product(self.left * factor, self.right)
@@ -184,10 +184,10 @@ class ClientRows:
         """The output of a linear layer for the rows of `index`."""
         if not (isinstance(weight, Moved) and weight.along(self)):
             # a tensor may be walked on in its own memory, so nothing of it is remembered
-            return products.linear(self.x[index], dense(weight), bias)
+            return fast.linear(self.x[index], dense(weight), bias)
         start = weight.start, weight.start._version
         if self._start is None or self._start[0] is not start[0] or self._start[1] != start[1]:
-            self._start, self._through = start, products.linear(self.x, start[0])
+            self._start, self._through = start, fast.linear(self.x, start[0])
         if self._gram is None:
             self._gram = self.x @ self.x.t()
         assert self._through is not None
@@ -233,7 +233,7 @@ class Span(Lazy):
         return torch.Size((self.c.shape[1], self.rows.x.shape[1]))
 
     def dense(self) -> Tensor:
-        return products.across(self.c, self.rows.x[self.index])
+        return fast.across(self.c, self.rows.x[self.index])
 
     def coefficients(self, factor: float) -> Tensor:
         """Coefficient of every row x of the client in factor * c^T x; 0 for rows that `index` leaves out."""
@@ -259,7 +259,7 @@ class Span(Lazy):
             return Moved(y.start, Span(self.rows, self.on(y.way.coefficients(1.0), factor)))
         if isinstance(y, Lazy) or self.c.dtype != y.dtype:
             return super().added_to(y, factor)
-        return products.added(y, self.c, self.rows.x[self.index], factor)
+        return fast.added(y, self.c, self.rows.x[self.index], factor)
 
     def add_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Moved) and y.along(self.rows):
@@ -338,7 +338,7 @@ class Moved(Lazy):
 
     def dense(self) -> Tensor:
         if isinstance(self.way, Span):  # it may go on
-            return products.added(self.start, self.way.c, self.way.rows.x)
+            return fast.added(self.start, self.way.c, self.way.rows.x)
         if self._whole is None:
             self._whole = self.way.added_to(self.start, 1.0)
         return self._whole

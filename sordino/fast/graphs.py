@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from sordino.fast import transforming
 from sordino.fast.factored import dense
-from sordino.fast.products import transforming
 
 if TYPE_CHECKING:
     from torch import Tensor

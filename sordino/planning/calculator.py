@@ -28,7 +28,7 @@ from sordino.errors import (
     UnsupportedEvent,
     check_range,
 )
-from sordino.planning.agreement import MOST_CLIENTS, PublicNumbers
+from sordino.planning import MOST_CLIENTS, PublicNumbers
 from sordino.planning.phase import PlannedPhase, PlannedRun
 from sordino.planning.planner import Enough, Planner, PlanRow
 from sordino.sampling import alike

@@ -27,8 +27,8 @@ from sordino.config import Experiment, build, resolved_table
 from sordino.errors import damaged
 from sordino.ledger.books import of_phase
 from sordino.ledger.ledger import Each, Ledger, LedgerScope
+from sordino.planning import FILE, PUT_BACK, Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts
-from sordino.planning.agreement import FILE, PUT_BACK, Agreement, PublicNumbers
 from sordino.planning.methods import Methods, reads_plainly
 from sordino.planning.prices import PriceRequest, check_reads, check_secure, shared
 from sordino.privacy.uplink.robust import check_robust

@@ -26,8 +26,8 @@ from sordino.budget.plan import Budget, Plan, draft, exactly_gaussian, shared_cu
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, Range, UnsoundGuarantee, check_range
 from sordino.privacy.noise.sources import TABLE_ERROR
+from sordino.privacy.readers import check_apart
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.privacy.readers.private_reader import check_apart
 from sordino.privacy.uplink import Uplink, single_uploads
 from sordino.privacy.uplink.secure_stages import NoiseShare, check_cohort, check_room
 from sordino.privacy.uplink.stages import Weigh

@@ -25,8 +25,8 @@ from sordino.ledger.books import TRAINING, Op
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import EVERYONE, Ledger
 from sordino.ledger.storage import missing
+from sordino.planning import Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts
-from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.phase import PlannedPhase, PlannedRun
 from sordino.receipts import seal
 from sordino.receipts.folder import RunFolder

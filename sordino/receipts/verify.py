@@ -21,8 +21,8 @@ from sordino.algorithms.optional import RequestsClients
 from sordino.config import Experiment
 from sordino.ledger.books import Op
 from sordino.ledger.ledger import Entry, Ledger, of_run
+from sordino.planning import Agreement
 from sordino.planning.accounts import Accounts
-from sordino.planning.agreement import Agreement
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts import seal
 from sordino.receipts.folder import RunFolder, no_receipt

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sordino.branches import when_used
-from sordino.cli.options import Figures, PlanCode, SignedBy
-from sordino.cli.screen import Screen
+from sordino.cli import Figures, PlanCode, Screen, SignedBy
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 import contextlib
 import signal
 
-from sordino.cli.options import Quiet
+from sordino.cli import Quiet
 
 
 def report(

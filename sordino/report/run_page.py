@@ -24,7 +24,7 @@ from sordino.errors import BackendUnavailable, LedgerError
 from sordino.ledger.files import atomic_write
 from sordino.metrics import bytes_text
 from sordino.metrics.measures import last_scored, last_ten, scores
-from sordino.planning.agreement import FILE as AGREEMENT
+from sordino.planning import FILE as AGREEMENT
 from sordino.receipts.documents import COLUMNS, FORGED, Evidence
 from sordino.receipts.documents import table as rows_of
 from sordino.receipts.folder import RunFolder

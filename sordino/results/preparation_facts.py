@@ -25,7 +25,7 @@ from sordino.errors import SordinoError
 from sordino.ledger.books import PUBLIC_TENSORS
 from sordino.metrics import RoundRow
 from sordino.metrics.measures import Cost, MessageBytes, PlainRound, charged, messages
-from sordino.planning.agreement import Agreement
+from sordino.planning import Agreement
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import some_of
 from sordino.results.markup import Pixels, strip

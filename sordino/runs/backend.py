@@ -34,7 +34,7 @@ from sordino.errors import COUNT, ConfigError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.metrics import Scores
 from sordino.metrics.evaluation import Score, check_models, check_scores
-from sordino.planning.agreement import Agreement
+from sordino.planning import Agreement
 from sordino.runs.setup import Setup, Whole
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Task

@@ -23,7 +23,7 @@ from sordino.data.schema import Column, TextColumn, TokenColumn
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
 from sordino.metrics.evaluation import taught_way
-from sordino.planning.agreement import MOST
+from sordino.planning import MOST
 from sordino.receipts import private, seal
 from sordino.receipts.folder import RunFolder
 from sordino.tasks.architecture import Architecture

@@ -12,8 +12,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from sordino import keys, user_code
-from sordino.config import Data, Experiment, build, data_sources, filled
+from sordino import config, keys, user_code
+from sordino.config import Data, Experiment, build, filled
 from sordino.data import SOURCES, is_one_file, schema
 from sordino.data.dataset import Dataset
 from sordino.data.label_kinds import NextTokens
@@ -157,7 +157,7 @@ class DeclaredData:
     def settings(self) -> dict[str, Any]:
         """The arguments of the loader, by name."""
         data, problem = self.data, self.problem
-        source = data_sources.of(data.source)
+        source = config.of(data.source)
         for name in source.needs:
             if getattr(data, name) is None and not (name == "label" and problem.columns is not None):
                 raise ConfigError(
@@ -188,7 +188,7 @@ class DeclaredData:
             return SOURCES[data.source](**self.settings)
         if self.experiment.privacy.real and not isinstance(outcome, NextTokens):
             check_own(data, own, outcome is None)
-        drawn, coins = self.seed(data_sources.DATA), self.seed(data_sources.HELD_BACK)
+        drawn, coins = self.seed(config.DATA), self.seed(config.HELD_BACK)
         return load(own, data.source, self.scaling, data.test_fraction, drawn, coins, outcome)
 
 

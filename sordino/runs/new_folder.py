@@ -21,7 +21,7 @@ from sordino.config import Engine, Experiment, start_of
 from sordino.device import CPU
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
-from sordino.planning.agreement import Agreement
+from sordino.planning import Agreement
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder

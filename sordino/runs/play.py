@@ -24,7 +24,7 @@ from sordino.config import Network, filled, session
 from sordino.engine import checkpoint
 from sordino.engine.server import FederatedServer
 from sordino.errors import BudgetExhausted, ConfigError, unwritten
-from sordino.fast.processor import keep_freed_memory
+from sordino.fast import keep_freed_memory
 from sordino.ledger.files import append_line
 from sordino.metrics import RoundCost, RoundRow
 from sordino.planning.planner import Planner

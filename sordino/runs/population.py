@@ -21,7 +21,7 @@ from sordino.data.schema import TableSchema
 from sordino.errors import UnsoundGuarantee
 from sordino.partition import SCHEMES, Natural
 from sordino.partition.row_numbers import Array, RowNumbers, checked
-from sordino.planning.agreement import PublicNumbers
+from sordino.planning import PublicNumbers
 from sordino.planning.prices import check_everybody_has_data
 from sordino.runs.backend import ServerRows, source_of
 from sordino.runs.declared_data import DeclaredData, check_words

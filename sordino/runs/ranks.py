@@ -39,7 +39,7 @@ from sordino.engine import wire
 from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, decode_command, encode_command
 from sordino.engine.executor import Answers, Executor, Scores, device_of
 from sordino.errors import ConfigError, RunError
-from sordino.fast.processor import keep_freed_memory
+from sordino.fast import keep_freed_memory
 from sordino.privacy.uplink import Summed
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of

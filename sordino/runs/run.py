@@ -32,7 +32,7 @@ from sordino.errors import ConfigError, LedgerError, RunError
 from sordino.ledger import storage
 from sordino.ledger.files import sync
 from sordino.ledger.ledger import Ledger, of_run
-from sordino.planning.agreement import Agreement
+from sordino.planning import Agreement
 from sordino.planning.methods import Methods
 from sordino.planning.phase import PlannedRun
 from sordino.planning.planner import Planner

@@ -28,7 +28,7 @@ from sordino.engine.commands import Refused
 from sordino.engine.executor import device_of
 from sordino.engine.forks import ENDING
 from sordino.errors import SordinoError
-from sordino.fast.processor import keep_freed_memory
+from sordino.fast import keep_freed_memory
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
 from sordino.runs.simulation import simulated

@@ -28,7 +28,7 @@ from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped
 from sordino.ledger.files import append_line, atomic_write, sync
 from sordino.ledger.ledger import Ledger, Place, State, of_run
-from sordino.planning.agreement import Agreement
+from sordino.planning import Agreement
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts.folder import RunFolder
 

@@ -40,7 +40,7 @@ from sordino.config import Engine, Experiment
 from sordino.data import schema
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError
-from sordino.planning.agreement import MOST, AboutData, PublicNumbers
+from sordino.planning import MOST, AboutData, PublicNumbers
 from sordino.runs.declared_data import LEARNED
 from sordino.runs.public_inputs import declared_scale
 from sordino.sites.identity import Name

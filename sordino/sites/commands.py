@@ -16,8 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Quiet, Verbose
-from sordino.cli.screen import Screen, say, write
+from sordino.cli import Quiet, Screen, Verbose, say, write
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli.options import Json, Verbs
-from sordino.cli.screen import say
+from sordino.cli import Json, Verbs, say
 
 app = Verbs(help="Keys that sign messages, and the list of trusted keys.", no_args_is_help=True)
 

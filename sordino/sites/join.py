@@ -26,7 +26,7 @@ from sordino.cli.tables import guarantees
 from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.errors import ConfigError, LedgerError, RunError, UnsoundGuarantee
-from sordino.fast.processor import keep_freed_memory
+from sordino.fast import keep_freed_memory
 from sordino.metrics import bytes_text
 from sordino.metrics.evaluation import check_shared
 from sordino.planning.planner import Planner

@@ -29,7 +29,7 @@ from sordino.errors import (
 )
 from sordino.ledger.files import append_line, atomic_write
 from sordino.metrics import RoundRow
-from sordino.planning.agreement import Agreement
+from sordino.planning import Agreement
 from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
 from sordino.receipts.folder import RunFolder

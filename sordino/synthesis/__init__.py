@@ -2,7 +2,7 @@
 
 PARTS = {
     "algorithms": {
-        "slaug_fl": "sordino.synthesis.slaug.slaug_fl",
+        "slaug_fl": "sordino.synthesis.slaug",
         "vhl": "sordino.synthesis.vhl",
         "fedgen": "sordino.synthesis.fedgen",
         "fedavg_prototypes": "sordino.synthesis.fedavg_prototypes",

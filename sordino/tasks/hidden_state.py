@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
-from sordino.privacy.readers.private_reader import remembering
+from sordino.privacy.readers import remembering
 from sordino.tasks.nets import Dropout
 from sordino.types import Params
 

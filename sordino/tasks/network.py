@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from sordino import keys
 from sordino.device import drawing, on_gpu
 from sordino.errors import ConfigError
-from sordino.fast.products import transforming
+from sordino.fast import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.architecture import Architecture
 from sordino.tasks.augment import AUGMENT

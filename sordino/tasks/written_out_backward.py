@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino.accounting.events import Json
+from sordino.fast import linear, times, transforming
 from sordino.fast.factored import Part, Product, Ready, Span
-from sordino.fast.products import linear, times, transforming
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 

@@ -27,8 +27,8 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.runs.forecast import Forecast
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
+from sordino.synthesis.slaug import slaug_fl
 from sordino.synthesis.slaug.prepare import Train
-from sordino.synthesis.slaug.slaug_fl import slaug_fl
 from sordino.synthesis.slaug.training import Calibrated
 from tests.laws.cases import CASES
 

@@ -22,7 +22,7 @@ from sordino.audits.gates import audit, experiment_of
 from sordino.audits.lower_bounds import Outputs, Pair, epsilon_lost, errors, likelihood, mu_lost, tuned, upper
 from sordino.audits.noise_sources import Silent
 from sordino.errors import SordinoError
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated

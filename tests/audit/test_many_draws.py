@@ -10,7 +10,7 @@ import torch
 from sordino import config, tree
 from sordino.audits import clients
 from sordino.audits.noise_sources import Silent
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated

@@ -12,7 +12,7 @@ from experiments.slaug_attacks.class_shares import inferred, spearman
 from sordino import keys
 from sordino.attacks.methods.members import Separation, above, confidence, losses, separation
 from sordino.attacks.methods.properties import shares
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.synthesis.slaug.generator import skill
 from sordino.types import Examples, Params, Task
 from tests.attacks.devices import CLASSES, everything, task, trained

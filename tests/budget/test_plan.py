@@ -27,7 +27,7 @@ from sordino.budget.plan import Budget, Plan, Price, draft
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.books import LedgerScope
 from sordino.ledger.ledger import Ledger
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise
 from sordino.runs.simulation import simulated
 from sordino.types import Offer
 from tests.budget.charged import experiment

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from tests.helpers.command_line import spoken
 
 SOUND = ("gaussian_gdp", "multiplier=0.5", "privacy={delta=1e-5}", "--trials", 5000)

@@ -13,7 +13,7 @@ import pytest
 from sordino.cli.bench import WAITING, Profile, reach
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Ledger
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.tasks.supervised import Classification
 
 if TYPE_CHECKING:

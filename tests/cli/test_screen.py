@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from sordino.cli import screen
-from sordino.cli.screen import Screen
+from sordino import cli
+from sordino.cli import Screen
 
 
 def of(rows: int) -> Table:
@@ -34,7 +34,7 @@ def printed(table: Table, terminal: bool) -> str:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_table_that_nobody_reads_as_a_whole_is_plain(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "MANY", 3)
+    monkeypatch.setattr(cli, "MANY", 3)
     lines = printed(of(4), terminal).splitlines()
     assert lines == ["Spent", "client  spent", "[c0]        0", "[c1]        1", "[c2]        2", "[c3]        3"]
     assert ("┃" in printed(of(3), terminal)) == terminal
@@ -64,11 +64,11 @@ def test_markup_is_read_only_in_columns_that_have_some(monkeypatch: pytest.Monke
             read.append(text)
             return Text.from_markup(text)
 
-    monkeypatch.setattr(screen, "Text", Counted)
+    monkeypatch.setattr(cli, "Text", Counted)
     table = Table("client", Column("spent", justify="right"), "note", title="Spent")
     table.add_row(escape("[c0]"), "0", ":dog: 1")
     table.add_row(escape("[c1]"), "1", escape("[bold]"))
-    assert list(screen.lines(table)) == [
+    assert list(cli.lines(table)) == [
         "Spent", "client  spent  note", "[c0]        0  🐶 1", "[c1]        1  [bold]",
     ]  # fmt: skip
     assert len(read) == 4

@@ -12,7 +12,7 @@ import pytest
 
 import sordino
 from sordino.errors import ConfigError, DataError, RunError
-from sordino.planning.agreement import Agreement
+from sordino.planning import Agreement
 from sordino.receipts.folder import RunFolder
 from sordino.results.comparison import Comparison
 from sordino.results.one_run import Result

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sordino import config
+from sordino import config, fast
 from sordino.cli import bench
 from sordino.engine import executor
-from sordino.fast import products
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
 from tests.laws.traces import differences, finished, killed_at, trace
@@ -68,7 +67,7 @@ def test_a_run_goes_on_in_its_own_precision_on_another_machine(tmp_path: Path, m
 def test_the_bench_races_what_auto_chooses_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "REPEATS", 1)
     rows = bench.measure()
-    libraries = [("MKL", "oneDNN")] * (products.onednn() is not None)
+    libraries = [("MKL", "oneDNN")] * (fast.onednn() is not None)
     races = [("fp32", "bf16"), *libraries, ("fp32", "bf16"), ("alone", "pooled"), ("alone", "stack")]
     assert [(row.first[0], row.second[0]) for row in rows] == races
     assert all(row.first[1] > 0 and row.second[1] > 0 for row in rows)

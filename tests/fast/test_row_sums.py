@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sordino.fast.factored import Product, dense
 from sordino.fast.row_sums import ROWS, RowSum, of_positions, wide
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.noise.sources import System
 from sordino.privacy.readers.layer_gradients import Elementwise, Lookup, OuterProduct, Positions, Side
 from sordino.privacy.readers.per_example_gradients import slow_sum

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.privacy.noise import distributions
-from sordino.privacy.noise.distributions import NoiseLaw
+from sordino.privacy import noise
+from sordino.privacy.noise import NoiseLaw
 from sordino.privacy.noise.sources import grid_step
 from sordino.privacy.readers import responses
 
@@ -191,7 +191,7 @@ class Drawn(NamedTuple):
 @lru_cache(maxsize=64)
 def laplace_drawn(scale: float, rounded: bool = True) -> Drawn:
     """Rounded or discrete Laplace noise: each of its bits is 1 where a word lies below a point."""
-    program, least_word = distributions.rounded_laplace if rounded else distributions.discrete_laplace, np.uint64(0)
+    program, least_word = noise.rounded_laplace if rounded else noise.discrete_laplace, np.uint64(0)
 
     def draw(words_of: Callable[[tuple[Any, ...]], Any], count: int = 1) -> NDArray[np.int64]:
         return program(Script(words_of), count, scale)
@@ -222,7 +222,7 @@ def gaussian_law(sigma: float) -> Law:
 
     def kept(accept: Words) -> NDArray[np.bool_]:
         source = Script(lambda place: accept if place == ("accept",) else words[place])
-        return np.isin(numbers, distributions._attempt(source, len(numbers), sigma))
+        return np.isin(numbers, noise._attempt(source, len(numbers), sigma))
 
     points = changes(kept, len(numbers))
     return Law.of(zip(numbers.tolist(), (c * point for c, point in zip(chances, points, strict=True)), strict=True))

@@ -12,8 +12,8 @@ from typing import Any
 from sordino.accounting.facts import FORMAT
 from sordino.config import Experiment
 from sordino.errors import SordinoError
+from sordino.planning import Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts
-from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.phase import PlannedRun
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import write_receipt

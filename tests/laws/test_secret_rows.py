@@ -21,7 +21,7 @@ from sordino.config import Experiment
 from sordino.data import folders
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
-from sordino.planning.agreement import AboutData, PublicNumbers
+from sordino.planning import AboutData, PublicNumbers
 from sordino.runs import public_inputs
 from sordino.runs.population import Population
 from sordino.sites import agreement_file as agreed

@@ -34,7 +34,7 @@ COUNTED_OR_NOT = [
     ),
     one(
         "all rows in one pass, where one may be missing",
-        "privacy/readers/private_reader.py",
+        "privacy/readers/__init__.py",
         'return reader.neighbours == "zero_out" and is_real(grant.source.name)',
         "return False",
         f"{READERS}/test_missing_example.py::test_one_example_less_moves_a_sum_by_its_clip",

@@ -264,7 +264,7 @@ HOSTILE = [
     ),
     one(
         "the continuous curve for whole steps",
-        "privacy/noise/distributions.py",
+        "privacy/noise/__init__.py",
         "return events.DiscreteGaussian(multiplier)",
         "return events.Gaussian(multiplier)",
         "tests/stories/secure_sums/test_promises.py::test_noise_in_shares_protects_from_the_server_too",

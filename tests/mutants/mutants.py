@@ -61,7 +61,7 @@ PRIVACY = [
     ),
     one(
         "a scale in half precision underflows",
-        "privacy/noise/distributions.py",
+        "privacy/noise/__init__.py",
         "return source.noisy(self, values, scale)",
         "return source.noisy(self, values, max(float(values.new_tensor(scale).half()), 1e-200))",
         f"{NOISE}::test_a_tiny_scale_is_not_lost_in_single_precision",
@@ -106,7 +106,7 @@ PRIVACY = [
     ),
     one(
         "the input cut to the grid before the noise",
-        "privacy/noise/distributions.py",
+        "privacy/noise/__init__.py",
         "return (drawn + over).astype(np.float64)",
         "return drawn.astype(np.float64)",
         f"{GRID}::test_a_fraction_of_a_step_is_carried",
@@ -149,7 +149,7 @@ PRIVACY = [
     ),
     one(
         "gradients divided by the secret size",
-        "privacy/readers/private_reader.py",
+        "privacy/readers/__init__.py",
         "return self._grant.size",
         "return len(self._examples.y)",
         f"{SENSITIVITY}::test_a_reader_moves_by_its_sensitivity_and_never_further",
@@ -249,7 +249,7 @@ PRIVACY = [
     ),
     one(
         "a sampling rate off by 10",
-        "privacy/readers/private_reader.py",
+        "privacy/readers/__init__.py",
         "Poisson(self.sampled, event)",
         "Poisson(self.sampled / 10, event)",
         f"{AUDIT}::test_a_poisson_reader_loses_no_more_than_it_claims",
@@ -263,12 +263,18 @@ PRIVACY = [
     ),
     one(
         "an event composed once",
-        "privacy/readers/private_reader.py",
+        "privacy/readers/__init__.py",
         "event = Repeat(event, reads) if reads > 1 else event",
         "event = Repeat(event, 1)",
         f"{AUDIT}::test_two_reads_cost_what_two_reads_lose",
     ),
-    one("several reads at the price of one", "budget/plan.py", "[part / UNIT / reads for", "[part / UNIT for", PLANNED),
+    one(
+        "several reads at the price of one",
+        "budget/plan.py",
+        "[part / UNIT / reads for",
+        "[part / UNIT for",
+        PLANNED,
+    ),
     one(
         "a laplace sample at the Gaussian's price",
         "accounting/pricing.py",
@@ -370,7 +376,7 @@ PRIVACY = [
     ),
     one(
         "a batch read twice",
-        "privacy/readers/private_reader.py",
+        "privacy/readers/__init__.py",
         "    if read:",
         "    if False:",
         f"{REFUSALS}::test_an_unsafe_call_is_refused",

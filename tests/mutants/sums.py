@@ -168,21 +168,21 @@ SUMS = [
     ),
     one(
         "Gaussian noise on integers lacks what rounding adds",
-        "privacy/noise/distributions.py",
+        "privacy/noise/__init__.py",
         "math.sqrt(scale**2 + self.rounding)",
         "scale",
         "tests/privacy/noise/test_small_worlds.py::test_gaussian_noise_on_integers_is_rounded_gaussian_noise",
     ),
     one(
         "Gaussian noise of few steps has the price of the continuous law",
-        "privacy/noise/distributions.py",
+        "privacy/noise/__init__.py",
         "if scale < self.narrowest:",
         "if False:",
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
     ),
     one(
         "an integer law of one's own costs what it says on every grid",
-        "privacy/noise/distributions.py",
+        "privacy/noise/__init__.py",
         "narrowest: ClassVar[float] = math.inf",
         "narrowest: ClassVar[float] = 0.0  # of every law",
         "tests/privacy/noise/test_own_law.py::test_a_law_without_a_narrowest_grid_is_drawn_on_no_integers",
@@ -196,7 +196,7 @@ SUMS = [
     ),
     one(
         "Laplace noise on integers has the discrete law, which composes to more",
-        "privacy/noise/distributions.py",
+        "privacy/noise/__init__.py",
         "return rounded_laplace(source, count, scale)",
         "return discrete_laplace(source, count, scale)",
         "tests/privacy/uplink/test_small_worlds.py::test_the_noise_of_a_stage_is_the_law_that_is_enumerated",

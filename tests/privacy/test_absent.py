@@ -16,7 +16,7 @@ from sordino.accounting.composition import parsed
 from sordino.engine.server import FederatedServer
 from sordino.errors import UnsoundGuarantee
 from sordino.planning.prices import check_delta
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.round import one_round
 from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Examples, Offer, Terms

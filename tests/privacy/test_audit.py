@@ -25,7 +25,7 @@ from sordino.accounting import events
 from sordino.accounting.accountants import best
 from sordino.audits.lower_bounds import Outputs, epsilon_lost, mu_lost
 from sordino.audits.noise_sources import Weak
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import System
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink

@@ -23,7 +23,7 @@ from sordino.accounting.events import Event, Gaussian, NonPrivate, Poisson, Repe
 from sordino.accounting.gaussian_dp import delta_of
 from sordino.errors import UnsoundGuarantee
 from sordino.fast.factored import dense
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.privacy.uplink import Uplink

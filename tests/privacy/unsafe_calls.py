@@ -22,7 +22,7 @@ from sordino.budget.plan import Budget
 from sordino.cli import data as data_verbs
 from sordino.config import gates
 from sordino.planning import calculator
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, discrete_gaussian
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise, discrete_gaussian
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.convex_stable import ConvexStable

@@ -19,8 +19,8 @@ from sordino.accounting.composition import parsed
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import lacking
 from sordino.errors import LedgerError, RunError
+from sordino.planning import Agreement
 from sordino.planning.accounts import Accounts, OpenRound
-from sordino.planning.agreement import Agreement
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.receipts import seal, signature
 from sordino.receipts.folder import RunFolder

@@ -46,7 +46,7 @@ def test_only_readers_open_examples() -> None:
     # raw rows are held by readers, by the client that owns them (one or a stack), and by the evaluator of a simulation
     openers = set(callers("Examples"))
     allowed = {
-        "privacy/readers/beside_public.py",
+        "privacy/readers/__init__.py",
         # public images: drawn by a generator, noise, and candidates
         "synthesis/slaug/training.py",
         "synthesis/vhl.py",

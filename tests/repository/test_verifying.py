@@ -21,7 +21,7 @@ ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "
 # declare
 FILES = {
     "data/label_kinds.py",
-    *(f"fast/{name}.py" for name in ("factored", "graphs", "processor", "products")),
+    *(f"fast/{name}.py" for name in ("factored", "graphs")),
     "tasks/personalise.py",
 }
 SHARED = ["branches", "device", "errors", "keys", "tree", "types", "user_code", "version"]

@@ -14,7 +14,7 @@ from sordino import config, keys
 from sordino.budget import client_budgets
 from sordino.data.tabular import overview
 from sordino.errors import EmptyClient, InvalidBudget
-from sordino.planning.agreement import Agreement, PublicNumbers
+from sordino.planning import Agreement, PublicNumbers
 from sordino.planning.prices import check_everybody_has_data
 from sordino.receipts.receipt import spending
 from sordino.report.run_facts import gather

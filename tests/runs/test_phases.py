@@ -20,7 +20,7 @@ from sordino.engine.site import Site
 from sordino.ledger.ledger import State
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedPhase
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.receipts import seal
 from sordino.receipts.receipt import opened

@@ -20,7 +20,7 @@ from sordino import keys
 from sordino.accounting.accountants import best
 from sordino.accounting.events import DiscreteGaussian, Event, Laplace, Poisson, Repeat
 from sordino.accounting.statement import lacking
-from sordino.privacy.noise.distributions import TOTAL_VARIATION
+from sordino.privacy.noise import TOTAL_VARIATION
 from sordino.sampling import PoissonSample, Random, draws
 from sordino.sampling.by_budget import ByBudget
 from tests.helpers.exact_laws import WORDS, Law, changes, delta_of_both, gaussian_law, laplace_law, mixed, worst

@@ -17,7 +17,7 @@ from torch.nn import functional
 import sordino
 from sordino import keys
 from sordino.errors import SordinoError
-from sordino.privacy.readers.private_reader import check_apart
+from sordino.privacy.readers import check_apart
 from sordino.tasks.architecture import fits
 from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Params

@@ -8,8 +8,8 @@ from torch import nn
 
 from sordino import keys
 from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.privacy.readers import check_apart
 from sordino.privacy.readers.per_example_gradients import one_by_one
-from sordino.privacy.readers.private_reader import check_apart
 from sordino.tasks.architecture import build_net
 from sordino.tasks.nets import NETS, Block, cnn_norm, logistic, mlp, projected, resnet18
 from sordino.tasks.supervised import Classification

@@ -21,7 +21,7 @@ from sordino.algorithms.optional import Estimates
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.poisoned import MaliciousView, Manipulations
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.results.findings import AttackFinding, BesideGuess, Verdict
 from sordino.tree import Tree
 from sordino.types import Examples, Params

@@ -32,7 +32,7 @@ from sordino.attacks.attacked_run import AttackedRun, MemberView, pictures
 from sordino.attacks.reconstruction import gradient
 from sordino.audits.lower_bounds import Outputs, tuned, upper
 from sordino.audits.replay import RecordedRound, Rounds
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers import taken
 from sordino.results.findings import AttackFinding, BesideGuess, Roc, Verdict
 from sordino.types import Examples, Params, Task
 

@@ -15,9 +15,8 @@ import torch
 
 from sordino.errors import NOT_NEGATIVE, PrivacyError, UnsoundGuarantee, check_range
 from sordino.keys import Key
-from sordino.privacy.noise.distributions import GaussianNoise
-from sordino.privacy.readers.beside_public import taken
-from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, alone, check_unread, may_be_missing
+from sordino.privacy.noise import GaussianNoise
+from sordino.privacy.readers import ClippedReader, GuardedShard, alone, check_unread, may_be_missing, taken
 from sordino.privacy.uplink.stages import SLACK
 from sordino.types import Examples, Grant, LocalWork, Shard, Task, Tensor
 

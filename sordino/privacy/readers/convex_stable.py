@@ -22,9 +22,9 @@ import torch
 from sordino import keys, tree
 from sordino.errors import PrivacyError, Range, UnsoundGuarantee, check_range
 from sordino.keys import Key
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
+from sordino.privacy.readers import NoisyReader, check_reservation, check_unread
 from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
-from sordino.privacy.readers.private_reader import NoisyReader, check_reservation, check_unread
 from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Params, Shard, Task
 
 FAR = 100.0  # largest weight from which steps begin

@@ -21,9 +21,8 @@ from sordino.device import here
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, PrivacyError, check_range
 from sordino.fast.graphs import owner_of, replayed
 from sordino.keys import Key
-from sordino.privacy.noise.distributions import GaussianNoise
-from sordino.privacy.readers.beside_public import gradient, taken
-from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, check_reservation, check_unread
+from sordino.privacy.noise import GaussianNoise
+from sordino.privacy.readers import ClippedReader, GuardedShard, check_reservation, check_unread, gradient, taken
 from sordino.privacy.uplink.stages import Clip
 from sordino.types import (
     Bound,

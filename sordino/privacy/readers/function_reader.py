@@ -31,7 +31,7 @@ from sordino import user_code
 from sordino.accounting.events import NonPrivate
 from sordino.device import CPU
 from sordino.errors import ConfigError, OwnCodeError, PrivacyError, SordinoError
-from sordino.privacy.readers.private_reader import GuardedShard
+from sordino.privacy.readers import GuardedShard
 from sordino.types import Claim, Examples, Grant, LocalWork, Offer, Params, Reader, Shard, Task
 
 PASSED = "a client's rows are passed to a function that is trusted with them"

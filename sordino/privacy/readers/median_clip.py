@@ -20,8 +20,8 @@ from sordino.accounting.events import NonPrivate, check_multiplier
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.published import scaffold_epsilon
 from sordino.keys import Key
-from sordino.privacy.noise.distributions import GaussianNoise
-from sordino.privacy.readers.beside_public import epochs
+from sordino.privacy.noise import GaussianNoise
+from sordino.privacy.readers import epochs
 from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
 from sordino.privacy.readers.open import effort
 from sordino.privacy.uplink.as_published import NOT_STEPS, PER_LAYER, RAW_MEDIAN

@@ -19,18 +19,22 @@ from sordino.accounting.events import Event
 from sordino.errors import FRACTION, PrivacyError, UnsoundGuarantee, check_range
 from sordino.fast.factored import Scaled
 from sordino.keys import Key
-from sordino.privacy.noise.distributions import GaussianNoise, NoiseLaw
-from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
-from sordino.privacy.readers.open import effort
-from sordino.privacy.readers.private_reader import (
+from sordino.privacy.noise import GaussianNoise, NoiseLaw
+from sordino.privacy.readers import (
     SIZES,
+    BesidePublic,
     ClippedReader,
     GuardedShard,
+    How,
     R,
     check_reservation,
     check_unread,
+    halved,
     may_be_missing,
+    stream,
+    taken,
 )
+from sordino.privacy.readers.open import effort
 from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Neighbours, Params, Shard, Task, Tensor
 
 Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]

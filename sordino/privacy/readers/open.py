@@ -13,7 +13,7 @@ from sordino import keys, tree
 from sordino.accounting.events import NonPrivate
 from sordino.fast.factored import Ready, take
 from sordino.keys import Key
-from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, gradient, halved, piles, stream, taken
+from sordino.privacy.readers import BesidePublic, How, epochs, gradient, halved, piles, stream, taken
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened
 from sordino.tree import Tree

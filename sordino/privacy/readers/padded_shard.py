@@ -22,8 +22,8 @@ from sordino import keys, tree
 from sordino.errors import PrivacyError
 from sordino.fast.factored import Ready, take
 from sordino.keys import Key
+from sordino.privacy.readers import GuardedShard
 from sordino.privacy.readers.open import Open, effort
-from sordino.privacy.readers.private_reader import GuardedShard
 from sordino.tree import Tree
 from sordino.types import Examples, LocalWork, Losses, Params, Task, Tensor
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.fast.row_sums import rounded, weighed
-from sordino.privacy.readers.beside_public import gradient
+from sordino.privacy.readers import gradient
 from sordino.privacy.readers.layer_gradients import RULES, norm_of, only
 from sordino.privacy.uplink.stages import clip_factor
 from sordino.types import Examples, Losses, Params

@@ -40,8 +40,8 @@ import torch
 
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.fast import across
 from sordino.fast.factored import EVERY, Matrix, Scaled, Span, dense
-from sordino.fast.products import across
 from sordino.privacy.uplink.robust import robust_mean
 from sordino.privacy.uplink.rules import Links
 from sordino.privacy.uplink.stages import Noise, private

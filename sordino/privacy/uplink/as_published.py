@@ -35,7 +35,7 @@ from sordino.accounting.published import (
     udp_multiplier,
 )
 from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget, check_range
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.uplink.stages import Clip, OneField, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params, StatedEpsilon, Tensor

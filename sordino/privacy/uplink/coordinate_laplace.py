@@ -26,7 +26,7 @@ from sordino import tree
 from sordino.accounting.claims import Status
 from sordino.accounting.events import Event, Laplace, NonPrivate
 from sordino.errors import POSITIVE, PROBABILITY, check_range
-from sordino.privacy.noise.distributions import LaplaceNoise
+from sordino.privacy.noise import LaplaceNoise
 from sordino.privacy.uplink.stages import SLACK, Clip, Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource, Tensor

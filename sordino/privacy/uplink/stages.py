@@ -17,7 +17,7 @@ from sordino import tree
 from sordino.accounting.claims import check_neighbours
 from sordino.accounting.events import check_multiplier
 from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, WireError, check_range
-from sordino.privacy.noise.distributions import GaussianNoise, IntegerNoiseLaw, NoiseLaw
+from sordino.privacy.noise import GaussianNoise, IntegerNoiseLaw, NoiseLaw
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params, Tensor
 

@@ -27,7 +27,7 @@ from sordino.accounting.facts import delta_text
 from sordino.branches import part
 from sordino.errors import SordinoError
 from sordino.metrics import PreparedRow, RoundRow
-from sordino.planning.agreement import Agreement
+from sordino.planning import Agreement
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending
 from sordino.receipts.run_files import Spending

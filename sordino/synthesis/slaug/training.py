@@ -28,7 +28,7 @@ from sordino.algorithms.local_sgd import LocalSgd, Walk
 from sordino.algorithms.optional import FitsData, FollowsPhase, Home, OwnLoss, PublicFacts, PublicTensors
 from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE
 from sordino.keys import Key
-from sordino.privacy.readers.beside_public import How, gradient
+from sordino.privacy.readers import How, gradient
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.synthesis import generators
 from sordino.synthesis.generators import GeneratorShape

@@ -18,8 +18,8 @@ from sordino.accounting.events import DiscreteGaussian
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import Discrete
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.noise import distributions
-from sordino.privacy.noise.distributions import TOTAL_VARIATION, discrete_gaussian, discrete_laplace
+from sordino.privacy import noise
+from sordino.privacy.noise import TOTAL_VARIATION, discrete_gaussian, discrete_laplace
 from sordino.privacy.noise.sources import Counter, System
 
 MANY = 300_000
@@ -112,7 +112,7 @@ def test_every_digit_has_the_chance_of_a_geometric_number(scale: float) -> None:
         off = mpmath.mpf(0)
         for digit in range(digits):
             q = mpmath.exp(-(mpmath.mpf(2) ** digit) / mpmath.mpf(scale))
-            off += abs(mpmath.mpf(int(distributions._threshold(digit, scale))) / 2**64 - q / (1 + q))
+            off += abs(mpmath.mpf(int(noise._threshold(digit, scale))) / 2**64 - q / (1 + q))
         beyond = mpmath.exp(-(mpmath.mpf(2) ** digits) / mpmath.mpf(scale))
         assert off + beyond < 3e-18
 
@@ -120,7 +120,7 @@ def test_every_digit_has_the_chance_of_a_geometric_number(scale: float) -> None:
 def test_digits_make_a_geometric_number() -> None:
     """The identity behind it, summed out: the product over digits is (1 - q) q^n."""
     scale, digits = 1.7, 7
-    ones = [float(distributions._threshold(digit, scale)) / 2.0**64 for digit in range(digits)]
+    ones = [float(noise._threshold(digit, scale)) / 2.0**64 for digit in range(digits)]
     for n in range(2**digits):
         product = math.prod(ones[j] if n >> j & 1 else 1 - ones[j] for j in range(digits))
         q = math.exp(-1 / scale)

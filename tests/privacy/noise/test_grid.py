@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw, Steps
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw, Steps
 from sordino.privacy.noise.sources import GRID, TABLE_ERROR, Counter, System, grid_step
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise

@@ -28,7 +28,7 @@ from sordino.config import build, gates
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee, UnsupportedEvent
 from sordino.planning.accounts import STATES
 from sordino.planning.planner import Planner
-from sordino.privacy.noise.distributions import LAWS, GaussianNoise, IntegerNoiseLaw, LaplaceNoise, NoiseLaw, Steps
+from sordino.privacy.noise import LAWS, GaussianNoise, IntegerNoiseLaw, LaplaceNoise, NoiseLaw, Steps
 from sordino.privacy.noise.sources import TABLE_ERROR, Counter, System
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink

@@ -20,8 +20,8 @@ import pytest
 from sordino.accounting.accountants import best
 from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Laplace, Repeat, Response, Together
 from sordino.accounting.statement import lacking
-from sordino.privacy.noise import distributions
-from sordino.privacy.noise.distributions import TOTAL_VARIATION, GaussianNoise, LaplaceNoise
+from sordino.privacy import noise
+from sordino.privacy.noise import TOTAL_VARIATION, GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import TABLE_ERROR, System, grid_step
 from sordino.privacy.readers import responses
 from sordino.privacy.uplink.privunit import FLOAT_ERROR, Cap, PureDirection, parameters
@@ -242,7 +242,7 @@ def test_gaussian_noise_on_integers_is_rounded_gaussian_noise(n: int, monkeypatc
     With the variance of the continuous law it is 0.02 / n^2 away.
     """
     asked: list[float] = []
-    monkeypatch.setattr(distributions, "discrete_gaussian", lambda source, count, sigma: asked.append(sigma))
+    monkeypatch.setattr(noise, "discrete_gaussian", lambda source, count, sigma: asked.append(sigma))
     GaussianNoise().whole(System(), 1, n)
     monkeypatch.undo()
     assert apart(gaussian_law(asked[0]), n) < 0.021 / n**4
@@ -283,7 +283,7 @@ def test_composed_noise_keeps_what_is_printed(releases: int) -> None:
 
 
 def cut_short(monkeypatch: pytest.MonkeyPatch) -> tuple[Law, Event]:
-    monkeypatch.setattr(distributions, "_TAIL", 8)
+    monkeypatch.setattr(noise, "_TAIL", 8)
     laplace_drawn.cache_clear()
     return laplace_law(1.5), Laplace(1.5)
 
@@ -299,8 +299,8 @@ def discrete_in_compositions(monkeypatch: pytest.MonkeyPatch) -> tuple[Law, Even
 
 
 def accepted_too_often(monkeypatch: pytest.MonkeyPatch) -> tuple[Law, Event]:
-    attempt = distributions._attempt
-    monkeypatch.setattr(distributions, "_attempt", lambda source, tries, sigma: attempt(source, tries, 0.97 * sigma))
+    attempt = noise._attempt
+    monkeypatch.setattr(noise, "_attempt", lambda source, tries, sigma: attempt(source, tries, 0.97 * sigma))
     gaussian_law.cache_clear()
     return gaussian_law(2.0), DiscreteGaussian(2.0)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
 from sordino.audits.noise_sources import Weak
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.noise.sources import SECRET, Counter, System, for_client, for_round, for_run
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink

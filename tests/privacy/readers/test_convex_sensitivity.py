@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks.nets import logistic

@@ -14,7 +14,7 @@ from sordino import keys, tree
 from sordino.algorithms.client_noise import convex_stable
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.errors import PrivacyError
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers.convex_stable import ROUNDING, ConvexStable
 from sordino.tasks.nets import Ball, bounded, logistic
 from sordino.tasks.supervised import Classification

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import UnsoundGuarantee
+from sordino.privacy.readers import check_apart
 from sordino.privacy.readers.per_example_gradients import covered, fast_sum
-from sordino.privacy.readers.private_reader import check_apart
 from sordino.types import Examples, Params
 from tests.privacy.readers.test_per_example_gradients import CLASSES, close, one_by_one, rows, task_of, weights
 

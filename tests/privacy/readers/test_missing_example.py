@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sordino import keys, tree
 from sordino.device import CPU, here
 from sordino.fast.row_sums import wide
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks import nets

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sordino import keys, tree
 from sordino.fast.row_sums import wide
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.readers.layer_gradients import RULES
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum

@@ -26,7 +26,7 @@ from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise import GaussianNoise
 from sordino.round import Outcome, one_round
 from sordino.runs import run
 from sordino.runs.simulation import Simulation, simulated

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates
 from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Noise, Stage, Weigh

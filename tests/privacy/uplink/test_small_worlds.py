@@ -19,8 +19,8 @@ from sordino.accounting.accountants import best
 from sordino.accounting.events import Event, NonPrivate
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import lacking
-from sordino.privacy.noise import distributions
-from sordino.privacy.noise.distributions import TOTAL_VARIATION, IntegerNoiseLaw, LaplaceNoise
+from sordino.privacy import noise
+from sordino.privacy.noise import TOTAL_VARIATION, IntegerNoiseLaw, LaplaceNoise
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.stages import Clip, Noise
@@ -147,8 +147,8 @@ def test_too_little_spread_is_caught(twin: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_grid_that_is_fine_enough_for_gaussian_noise_is_allowed() -> None:
     """The control of the refusal: the same uplink with more steps."""
-    law, values = distributions.GaussianNoise(), torch.zeros(3, dtype=torch.int64)
-    law.add(values, distributions.FINE, Still())
+    law, values = noise.GaussianNoise(), torch.zeros(3, dtype=torch.int64)
+    law.add(values, noise.FINE, Still())
 
 
 def test_delta_of_gaussian_noise_of_few_steps_is_above_the_curve() -> None:

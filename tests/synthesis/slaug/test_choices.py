@@ -31,8 +31,8 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
+from sordino.synthesis.slaug import Served
 from sordino.synthesis.slaug.generator import skill
-from sordino.synthesis.slaug.slaug_fl import Served
 from sordino.synthesis.slaug.training import Calibrated, Moving
 from sordino.types import Grant, Received
 from tests.helpers import slaug_runs
