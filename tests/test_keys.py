@@ -103,6 +103,7 @@ def test_no_two_of_many_keys_draw_the_same() -> None:
     assert len({word >> 32 for word in first}) > 49_990  # the high half is as good as a whole word
 
 
+@pytest.mark.slow
 def test_the_law_of_the_draws() -> None:
     """Kolmogorov-Smirnov on 100,000 draws, rejected below p = 1e-6."""
     key, n = keys.root(3), 100_000

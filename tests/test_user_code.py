@@ -133,6 +133,7 @@ def _raised(text: str) -> str:
     return text.replace("sys.exit", "SystemExit").replace("raise ", "").strip()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("kind", TOLD)
 @pytest.mark.parametrize("where", ["Mine", "AtTheServer"])
 def test_an_algorithm_that_fails_in_a_later_round_is_told_with_its_place(

@@ -54,6 +54,7 @@ def test_renyi_at_integer_orders(rate: float, z: float, steps: int, improved: fl
     assert mine == pytest.approx(improved, abs=1e-5)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("rate", [0.1, 1.0, *(pytest.param(rate, marks=slow) for rate in (1e-4, 0.5, 0.999))])
 @pytest.mark.parametrize("scale", [1.0, *(pytest.param(scale, marks=slow) for scale in (0.3, 2.3456, 60.0))])
 @pytest.mark.parametrize(

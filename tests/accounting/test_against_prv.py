@@ -106,9 +106,8 @@ def test_epsilons_of_opacus() -> None:
     assert OPACUS["prv"] - 0.02 <= by("pld", events["prv"], DELTA) <= OPACUS["prv"]
 
 
-@pytest.mark.parametrize(
-    ("name", "steps"), [pytest.param(*case, marks=[slow] * (case[0] == "prv")) for case in MULTIPLIERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "steps"), MULTIPLIERS)
 def test_multipliers_of_opacus(name: str, steps: int) -> None:
     """For epsilon 8; its search stops a little above."""
     mine = {"rdp": "rdp", "prv": "pld"}[name]

@@ -94,6 +94,7 @@ def test_loss_distributions_need_less_noise_than_renyi() -> None:
     assert by_pld < sampled_multiplier(2.0, 1e-5, 0.05, 50, orders=FEW_ORDERS)
 
 
+@pytest.mark.slow
 def test_a_guess_that_is_too_small_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess looks at one direction of neighbours; where the other one costs more, the search is made in full."""
     right = sampled_multiplier.__wrapped__(2.0, 1e-5, 0.1, 20, "pld")
@@ -106,6 +107,7 @@ def test_a_guess_that_is_too_small_is_not_returned(monkeypatch: pytest.MonkeyPat
     assert sampled_multiplier.__wrapped__(2.0, 1e-5, 0.1, 20, "pld") < 0.95 * right
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("case", [(0.1, 1e-6, 0.01, 1), (3.0, 1e-8, 0.1, 100), (40.0, 1e-5, 0.9, 3)])
 def test_the_central_limit_is_near_the_noise(case: tuple[float, float, float, int]) -> None:
     assert accountants._near(*case) / 4 <= sampled_multiplier(*case, "pld") <= 4 * accountants._near(*case)

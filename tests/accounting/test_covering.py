@@ -180,6 +180,7 @@ def test_a_claim_about_clients_counts_for_their_examples() -> None:
     assert "implied by the client row" in example.because
 
 
+@pytest.mark.slow
 def test_a_sample_that_cannot_be_stretched_is_summed() -> None:
     sampled = Poisson(0.1, Gaussian(1.0))
     rows = stated((claim("example", "zero_out", sampled),), (claim("example", "replace", Gaussian(2.0)),))

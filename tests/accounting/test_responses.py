@@ -187,6 +187,7 @@ def excess(event: Repeat, delta: float, epsilon: float) -> float:
     return (composed_delta(one.epsilon, count, epsilon, one.levels) - 1e-14 * count) / delta
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
 @pytest.mark.parametrize(("epsilon", "k", "count"), COMPOSED)
 def test_loss_distributions_are_true_and_tight(epsilon: float, k: int, count: int, delta: float) -> None:

@@ -35,7 +35,7 @@ def check(asked: Callable[[Case], float], rows: list[tuple[Case, float]]) -> Non
 ROWS = [(case, row["epsilon"]) for case, row in zip(CASES, GOLDEN, strict=True)]
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [[*ROWS[:9:2], ROWS[12]], ROWS], ids=len)
 def test_the_second_library_gives_the_same(rows: list[tuple[Case, float]]) -> None:
     check(ours, rows)

@@ -156,6 +156,7 @@ def grid(many: int) -> Any:
 ARRAYS: Any = message().content.array_records["arrays"]
 
 
+@pytest.mark.slow
 def test_a_server_adds_no_malformed_reply(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked = strategy(tmp_path, [1, 2, 3])
     caplog.set_level(logging.ERROR)
@@ -194,6 +195,7 @@ def test_a_strategy_sees_one_noised_mean(flwr: None, silent: list[float], tmp_pa
     assert metrics is None
 
 
+@pytest.mark.slow
 def test_coins_draw_a_cohort_and_the_divisor_stays(flwr: None, silent: list[float], tmp_path: Path) -> None:
     """400 coins at a rate of 0.5: their number is within 50 of 200 but for a chance of 1e-6."""
     many = list(range(400))
@@ -208,6 +210,7 @@ def test_coins_draw_a_cohort_and_the_divisor_stays(flwr: None, silent: list[floa
     assert np.allclose(arrays["b"].array, 60 / 200, atol=1e-6)  # of 0.5 times 400, however the coins fell
 
 
+@pytest.mark.slow
 def test_a_round_in_which_nobody_is_drawn_is_noised_and_paid(
     flwr: None, silent: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,6 +242,7 @@ def test_fedprox_solved_locally_is_the_proximal_point() -> None:
     assert torch.allclose(run.w, (A * B / (A + 1)).mean(0), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_larger_mu_leaves_less_drift() -> None:
     gaps = [float((quadratics(FedProx(**local(), mu=mu)).play(20).w - OPTIMUM).norm()) for mu in (0.0, 0.5, 2.0)]
     assert gaps[0] > gaps[1] > gaps[2] > 0.01

@@ -25,6 +25,7 @@ def used_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function_reader, "_in_fresh_process", None)
 
 
+@pytest.mark.slow
 def test_where_no_fork_computes_a_clean_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used_an_accelerator: None
 ) -> None:

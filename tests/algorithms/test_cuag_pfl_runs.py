@@ -124,6 +124,7 @@ def test_one_rate_for_all_says_nothing_and_changes_nothing() -> None:
         }
 
 
+@pytest.mark.slow
 def test_radii_come_from_the_last_mean_beneath_its_noise() -> None:
     quiet = {**CENTRAL, "multiplier": 1e-3}  # so quiet that norms can be seen
     run, radii = Watched(made(quiet, cohort=POISSON, privacy={})), []

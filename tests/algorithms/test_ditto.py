@@ -92,6 +92,7 @@ def test_without_a_pull_it_is_training_alone() -> None:
     assert all((own(pulled, k) - B[k]).norm() > 0.05 for k in range(CLIENTS))  # control
 
 
+@pytest.mark.slow
 def test_a_pull_ends_between_the_own_optimum_and_the_global_model() -> None:
     pull = 2.0
     run = quadratics(ditto(pull)).play(40)
@@ -122,6 +123,7 @@ def test_who_never_took_part_is_judged_by_the_global_model() -> None:
     assert not torch.equal(first.params["w"], last.params["w"])
 
 
+@pytest.mark.slow
 def test_runs_are_judged_by_models_of_their_own(tmp_path: Any) -> None:
     table: dict[str, Any] = {
         "rounds": 3,

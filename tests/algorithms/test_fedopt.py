@@ -79,6 +79,7 @@ def test_momentum_is_its_recursion_and_that_of_torch(rounds: int) -> None:
     assert torch.allclose(found, by_torch(torch.optim.SGD, rounds, lr=ETA, momentum=BETA), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_adagrad_without_momentum_is_that_of_torch(rounds: int) -> None:
     made = FedOpt(**local(server_optimizer="adagrad", beta1=0.0, server_lr=ETA, tau=TAU))
@@ -96,6 +97,7 @@ SECOND: dict[str, Callable[[Any, Any, float], Any]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", SECOND)
 def test_the_adaptive_ones_are_algorithm_2(name: Any) -> None:
     b1, b2 = 0.8, 0.6

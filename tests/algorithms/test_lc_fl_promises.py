@@ -253,6 +253,7 @@ def consecutive(direction: float) -> Tensor:
     return mean_of(lc_fl(wants=1.0).uplink, uploads, Counter(int(direction) + 5)).view(DRAWS, NUMBERS)
 
 
+@pytest.mark.slow
 def test_published_noise_does_not_hide_a_client() -> None:
     """More than 10 is lost with a model of four numbers, where 10 is the published budget; for one number alone 10 is
     true. False alarms: 1e-6.

@@ -137,6 +137,7 @@ def same_model(run: Rounds, folder: Path) -> bool:
 SYSTEM: dict[str, Any] = {"privacy": {"noise": "system"}, "cohort": EVERYONE}
 
 
+@pytest.mark.slow
 def test_real_answers_are_drawn_once_and_outlive_a_crash(seen: dict[int, set[bytes]], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with killed_at("computed", 1):

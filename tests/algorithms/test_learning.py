@@ -36,7 +36,8 @@ def made(name: str) -> Experiment:
     return tiny(uplink=LEARNS)
 
 
-@pytest.mark.parametrize("name", ["vhl", pytest.param("slaug_fl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vhl", "slaug_fl"])
 def test_hooks_of_an_algorithm_are_asked_behind_an_uplink_that_learns(name: str, tmp_path: Path) -> None:
     """It trains, and stopped after a round it goes on to the same bytes: what was learnt is in the checkpoint."""
     whole = start(made(name), tmp_path / "whole")

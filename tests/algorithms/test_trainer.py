@@ -110,6 +110,7 @@ def test_dropout_drops_in_the_function() -> None:
     trained(train, model={"name": "cnn"}, data={"source": "digits", "side": 16})
 
 
+@pytest.mark.slow
 def test_it_trains_as_fedavg_does(tmp_path: Path) -> None:
     """The same steps in a user's own words. Control: one step more is another model."""
     runs = {
@@ -142,6 +143,7 @@ RETURNED: dict[str, tuple[Callable[[nn.Module], object], str]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("case", RETURNED)
 def test_what_does_not_fit_is_refused(case: str) -> None:
     returned, said = RETURNED[case]
@@ -186,6 +188,7 @@ def test_batch_norm_sends_its_statistics_and_keeps_its_counter() -> None:
     assert {name for name, value in found.items() if value.any()} == {name for name in found if "running" in name}
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_count_as_zero_behind_a_clip(tmp_path: Path) -> None:
     def broken(model: nn.Module, rows: Examples, round: int) -> dict[str, Tensor]:
         return {name: value + float("nan") for name, value in model.state_dict().items()}
@@ -225,6 +228,7 @@ def play(of: str, folder: Path, **more: Any) -> Tensor:
     return flat(sordino.run(made.model_dump(exclude_unset=True), out=folder))
 
 
+@pytest.mark.slow
 def test_nothing_of_one_client_reaches_the_next(tmp_path: Path) -> None:
     """Twin: a function that goes on with the rows of the client before. In processes of its own it has none; in a shared
     one it has, and the receipt rests on its not doing so."""
@@ -346,6 +350,7 @@ class Loop:
         return trainers.sgd(model, rows, round)
 
 
+@pytest.mark.slow
 def test_it_is_a_keyword_in_python(tmp_path: Path) -> None:
     named = sordino.run(train=trainers.sgd, out=tmp_path / "named", **SMALL)
     assert f'of = "{OF}"' in (tmp_path / "named" / "experiment.toml").read_text()

@@ -168,6 +168,7 @@ def attacked(by: Adversary | None = None, **more: object) -> Assault:
     return assault(config.validate(table | more), names=("analytic", "label_shares", "canary"), asked=asked, by=by)
 
 
+@pytest.mark.slow
 def test_the_gates_of_a_run_stop_what_succeeds_without_them() -> None:
     found = {one.attack: one for one in attacked().found}
     psnr = found["analytic"].measured[0]

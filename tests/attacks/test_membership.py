@@ -139,7 +139,7 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_members_are_found_by_their_losses_where_there_are_no_classes(task: str) -> None:
     made = {"data": {"source": f"{__name__}:Chance"}, "partition": {"scheme": "iid", "clients": 2}, "rounds": 1}

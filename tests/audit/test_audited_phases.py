@@ -55,7 +55,8 @@ def audited(variant: str, twin: bool = False) -> Audit:
     return audit(experiment(variant), TRIALS, twin=twin)
 
 
-@pytest.mark.parametrize("variant", [pytest.param("rigorous_b", marks=pytest.mark.slow), "rigorous_a"])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["rigorous_b", "rigorous_a"])
 def test_every_phase_is_attacked_and_its_twin_is_caught(variant: str) -> None:
     found, twins = audited(variant), audited(variant, twin=True)
     assert [one.phase for one in found.subjects] == found.phases == PROMISES[variant]
@@ -76,6 +77,7 @@ def test_secret_samples_are_caught_too(variant: str) -> None:
     assert [one.verdict for one in twins.subjects] == ["caught"] * len(PROMISES[variant])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", PROMISES)
 def test_claims_are_those_of_each_phase_s_own_plan_and_share_one_budget(variant: str) -> None:
     parts, claimed = simulated(experiment(variant)), {one.phase: one.claimed for one in audited(variant).subjects}
@@ -93,6 +95,7 @@ def test_claims_are_those_of_each_phase_s_own_plan_and_share_one_budget(variant:
     assert len({round(epsilon, 6) for epsilon in claimed.values()}) == len(claimed)  # not the training's for all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -131,7 +134,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "phase"), [("rigorous_b", "pool"), ("rigorous_a", "ask")])
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_phase_that_is_broken_alone_is_refuted_alone(

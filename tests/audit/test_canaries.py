@@ -156,6 +156,7 @@ def test_without_noise_scores_are_the_coins(name: str) -> None:
     assert torch.allclose(told, played.coins.double(), atol=0.02)
 
 
+@pytest.mark.slow
 def test_random_directions_lean_towards_the_canary_and_more_so_behind_a_larger_epsilon() -> None:
     """PrivUnit has no noise that could be left out: a broken twin spends more than is claimed. A score is its coin in
     the mean: within 5 deviations of it.
@@ -174,6 +175,7 @@ def test_random_directions_lean_towards_the_canary_and_more_so_behind_a_larger_e
     assert spread[1] < 0.5 * spread[0]
 
 
+@pytest.mark.slow
 def test_who_is_drawn_in_secret_counts_by_the_rate() -> None:
     """Without noise a score is how often the canary was drawn, over how often it was to be expected; or nothing."""
     words = ("algorithm=dp_prox", "multiplier=1.0", "privacy={delta=1e-5}", *STEP, HALF, "rounds=4")

@@ -107,6 +107,7 @@ def halved(kind: type, name: str) -> property:
     return property(lambda self: own.fget(self) / 2)
 
 
+@pytest.mark.slow
 def test_answers_that_are_drawn_again_behind_a_promise_of_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve rounds of new answers, of which one is paid for."""
     again = lambda self, t: PreparedShards(self._shards, self._reader, self._source, t)  # noqa: E731
@@ -156,6 +157,7 @@ def test_a_limit_on_the_steps_of_a_sound_run_refutes_nothing() -> None:
 # secure sums ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_encrypted_sum_shows_what_a_masked_one_shows() -> None:
     """To the bit: the replay adds the integers in clear."""
     pytest.importorskip("tenseal")
@@ -174,6 +176,7 @@ def test_an_encrypted_sum_shows_what_a_masked_one_shows() -> None:
     assert torch.equal(told[1], told[2])
 
 
+@pytest.mark.slow
 def test_rows_behind_masks_are_hidden_by_the_noise_of_all_clients_and_that_is_said() -> None:
     """Of sixteen clients the sum has four times the noise that is promised: no twin comes near the promise."""
     found = audit_trained(

@@ -47,6 +47,7 @@ def test_a_thousand_draws_of_one_call_are_what_a_call_for_each_gives() -> None:
     assert float(alike.max()) < 0.2  # six deviations: numbers of a draw are independent, too
 
 
+@pytest.mark.slow
 def test_hidden_coins_fall_in_no_order() -> None:
     """A quarter of the draws chooses a threshold that the others are held against: both must be alike."""
     far = stand(AT_THE_SERVER).summed(1e3, 0.5)(Counter(4))[:, 0]

@@ -49,6 +49,7 @@ def rarely(refuted: int, of: int, at_most: float) -> bool:
 # how often it is wrong ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("event", [COMPOSED, SAMPLED, Repeat(DiscreteGaussian(2.0), 5)])
 def test_sound_noise_is_found_too_small_as_seldom_as_is_stated(event: Event) -> None:
     """In 2% of 1,000 audits at most; noise / 1.25 in nearly all."""
@@ -61,7 +62,7 @@ def test_sound_noise_is_found_too_small_as_seldom_as_is_stated(event: Event) -> 
     assert broken > 95
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.5, 1.7])
 def test_of_many_sound_audits_as_few_are_refuted_as_is_stated(mu: float) -> None:
     """All bounds together, at 5%; and at 1e-3 with noise / 1.25 behind the claim, in nine of ten."""
@@ -80,6 +81,7 @@ def test_of_a_thousand_sound_audits_hardly_one_is_refuted(event: Event) -> None:
     assert rarely(sound, 1000, WRONG)
 
 
+@pytest.mark.slow
 def test_a_secret_sample_that_is_none_is_found_by_the_wrong_guesses() -> None:
     """Noise as promised, and the canary in every sample although it should be in a fifth of them."""
     held = promise(SAMPLED, best(SAMPLED, 1e-5, "zero_out").epsilon).beside(neighbours="zero_out")
@@ -96,6 +98,7 @@ def test_a_secret_sample_that_is_none_is_found_by_the_wrong_guesses() -> None:
 DIGITS = ("algorithm=gaussian_gdp", "privacy.delta=1e-5")
 
 
+@pytest.mark.slow
 def test_scores_of_a_replay_are_gaussian_with_the_promised_deviation() -> None:
     """What `redrawn` draws is what replays show, but for 1e-3 of all seeds; noise / 1.5 is not."""
     simulation, held = run(*DIGITS, "rounds=4", "privacy.epsilon=8")
@@ -106,7 +109,7 @@ def test_scores_of_a_replay_are_gaussian_with_the_promised_deviation() -> None:
         assert (float(kstest(off, "norm").pvalue) < 1e-3) is found
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [8.0, 2.0])
 @pytest.mark.parametrize(
     ("words", "many", "share"), [(("rounds=1", "algorithm.local_steps=1"), 10_000, 0.9), (("rounds=10",), 1000, 0.8)]

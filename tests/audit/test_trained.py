@@ -245,6 +245,7 @@ def test_a_run_of_which_nothing_can_be_found_has_no_power() -> None:
 # the verb -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_verb_says_claim_bound_power_and_what_each_needs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +272,7 @@ def test_without_a_promise_there_is_nothing_to_audit(
     assert (said.code, said.out) == (0, "fedavg: nothing to audit: infinity is claimed.\n")
 
 
+@pytest.mark.slow
 def test_a_response_of_pixels_is_not_called_a_claim_of_infinity() -> None:
     """The pixels of canary images are attacked; a whole image may lose more than any audit could find."""
     found = audit_trained(config.load(None, [*TINY, "algorithm=lc_fl"]), canaries=200)

@@ -70,6 +70,7 @@ def charges(plan: Plan, client: int) -> list[Price]:
 
 
 # shares and prices ----------------------------------------------------------------------------------------------------
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("law", "schedule"), [pair for pair in itertools.product(LAWS, SHARES) if pair != ("renyi", "uniform")]
 )

@@ -65,6 +65,7 @@ PARTS = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", PARTS)
 def test_a_law_is_broken_by_its_twin_alone(name: str, tmp_path: Path) -> None:
     text, broken = PARTS[name]
@@ -100,10 +101,8 @@ TRAINERS = {
 }
 
 
-MORE = ("nothing returned", "no number")  # break the law that "nothing trained" breaks
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MORE)) for name in TRAINERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINERS)
 def test_a_law_of_trainers_is_broken_by_its_twin_alone(name: str, tmp_path: Path) -> None:
     body, broken = TRAINERS[name]
     file = tmp_path / "mine_trainer.py"
@@ -113,6 +112,7 @@ def test_a_law_of_trainers_is_broken_by_its_twin_alone(name: str, tmp_path: Path
     assert report.broken[:1] == ([broken] if broken else []), report.verdicts
 
 
+@pytest.mark.slow
 def test_a_trainer_is_tried_with_its_own_network(tmp_path: Path) -> None:
     file = tmp_path / "mine_trainer.py"
     file.write_text(

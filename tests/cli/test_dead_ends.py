@@ -132,6 +132,7 @@ def test_to_resume_a_finished_run_runs_nothing_and_says_so(tmp_path: Path, cli: 
     assert "nothing was run" not in cli("show", run).out
 
 
+@pytest.mark.slow
 def test_a_list_shows_the_runs_of_a_comparison_and_says_what_adds_up(tmp_path: Path, cli: Callable[..., Said]) -> None:
     real = (*SMALL, "privacy.noise=system", "privacy.epsilon=8")
     assert cli("run", *real, "--out", tmp_path / "alone", "-q").code == 0

@@ -13,6 +13,7 @@ from tests.helpers.command_line import Said
 SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1")
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_a_run_would_do_and_writes_nothing(
     cli: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

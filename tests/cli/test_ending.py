@@ -67,6 +67,7 @@ def test_a_signal_ends_the_round_keeps_it_and_says_how_to_go_on(number: signal.S
     assert (out / "privacy.json").exists()  # the receipt of what was done so far
 
 
+@pytest.mark.slow
 def test_a_run_that_was_told_to_end_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     made = BY_NAME["scaffold"].experiment(rounds=10)
     start(made, tmp_path / "whole")

@@ -93,6 +93,7 @@ def test_a_word_that_is_no_verb_is_looked_for_among_all() -> None:
     assert all(only(word) is app for word in ("", "nonsense", "--help", "--version"))
 
 
+@pytest.mark.slow
 def test_a_command_hardly_collects(tmp_path: Path) -> None:
     """Of what it loads nearly all stays."""
     program = """
@@ -127,6 +128,7 @@ main()
     assert [line for line in told(program, tmp_path).splitlines() if "collects" in line] == ["collects False"]
 
 
+@pytest.mark.slow
 def test_a_command_leaves_nothing_to_look_at_when_it_ends(tmp_path: Path) -> None:
     program = """
 import atexit, gc, sys
@@ -148,6 +150,7 @@ print("numpy" in sys.modules)
     assert told(program, tmp_path).split()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_a_listing_parses_the_experiment_of_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the receipt is compared with the ledger, whose place the experiment names."""
     from sordino.config import reading

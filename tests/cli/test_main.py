@@ -280,7 +280,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_full_disk_stops_a_run_that_can_go_on(limit: int, whole: Path, tmp_path: Path) -> None:
     """No file may grow beyond `limit` bytes. Either nothing is left, or, with room again, the run ends as if nothing

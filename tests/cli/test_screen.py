@@ -40,6 +40,7 @@ def test_a_table_that_nobody_reads_as_a_whole_is_plain(terminal: bool, monkeypat
     assert ("┃" in printed(of(3), terminal)) == terminal
 
 
+@pytest.mark.slow
 def test_the_algorithms_fit_a_terminal() -> None:
     asked = [sys.executable, "-m", "sordino", "algorithms"]
     wide = os.environ | {"FORCE_COLOR": "1", "COLUMNS": "80"}
@@ -47,6 +48,7 @@ def test_the_algorithms_fit_a_terminal() -> None:
     assert max(map(len, Text.from_ansi(shown).plain.splitlines())) == 80
 
 
+@pytest.mark.slow
 def test_twenty_thousand_rows_take_seconds_and_no_minutes() -> None:
     table = of(20_000)
     began = time.process_time()

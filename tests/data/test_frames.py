@@ -72,6 +72,7 @@ def run(data: object, out: Path, **more: Any) -> Result:
     return sordino.run(data=data, out=out, **settings | more)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_columns_train_the_same_model(kind: str, tmp_path: Path) -> None:
     table = pa.table(COLUMNS)

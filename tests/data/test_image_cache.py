@@ -47,6 +47,7 @@ LABELS_AT, PIXELS_AT = 1024, 1024 + 8 * 12
 SIZE = PIXELS_AT + 12 * 4 * 5 * 3
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("kept", [0, 1, 7, 8, 15, 47, 48, 300, 1023, 1024, 1060, PIXELS_AT, 1500, SIZE - 1, SIZE + 1])
 def test_a_truncated_cache_is_built_again(tiny: SimpleNamespace, cache: Path, kept: int) -> None:
     images.load(tiny.root, cache)

@@ -79,6 +79,7 @@ def test_rows_lie_in_memory_once() -> None:
     assert peak < 1.2 * held
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("iid", [False, True])
 def test_rows_that_are_drawn_again_are_the_rows_that_were_held(iid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     held = sources.synthetic(clients=40, seed=3, largest=90, iid=iid)

@@ -163,6 +163,7 @@ def test_two_hundred_and_ten_kills_at_seven_points(ask: Ask, tmp_path: Path) -> 
     assert crashes(ask, tmp_path, each=30, seed=2, at_random=100) == []
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("point", FAILPOINTS)
 def test_a_kill_at_each_point_of_the_very_first_save(ask: Ask, tmp_path: Path, point: str) -> None:
     assert crash(ask, tmp_path, point, saves=1) is None

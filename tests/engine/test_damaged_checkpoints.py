@@ -161,6 +161,7 @@ def test_another_format_is_no_damage_and_never_falls_back(tmp_path: Path, monkey
 
 
 # --- disks ---
+@pytest.mark.slow
 def test_a_file_size_limit_raises_and_leaves_the_old(ask: Ask, tmp_path: Path) -> None:
     saved(tmp_path, 4)
     for limit in (0, 1, 4096, 70_000):

@@ -342,6 +342,7 @@ def test_forks_change_no_byte(
     assert done  # by others, who were able to do it
 
 
+@pytest.mark.slow
 def test_a_fork_that_is_killed_changes_no_byte(
     alone: Callable[[str], Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -320,9 +320,9 @@ def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_hostile_bytes_cost_nothing_and_raise_nothing_but_wire_error(count: int) -> None:
-    assert complaints(count) == set()
+@pytest.mark.slow
+def test_hostile_bytes_cost_nothing_and_raise_nothing_but_wire_error() -> None:
+    assert complaints(10_000) == set()
 
 
 @pytest.mark.slow

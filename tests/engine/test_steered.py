@@ -85,6 +85,7 @@ class ByCount(FedAvg):
         return Up(tree.map(lambda d: d / (1 + c.participations), up.delta)), c
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("algorithm", "borne"),
     [

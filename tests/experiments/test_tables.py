@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2] / "experiments"
 NAMES = [file.parent.name for file in sorted(ROOT.glob(f"*/{tables.ROWS}"))]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_on_the_pages_is_that_of_a_kept_run(name: str) -> None:
     one = tables.read(ROOT / name)
@@ -40,6 +41,7 @@ def test_the_headlines_are_those_of_kept_runs_and_every_table_is_linked() -> Non
     assert {name for name in NAMES if f"({name}/README.md)" in page} == {*NAMES}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_is_an_experiment(name: str) -> None:
     one = tables.read(ROOT / name)

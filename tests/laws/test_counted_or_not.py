@@ -89,6 +89,7 @@ def example_not_counted(own_number: bool = False) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", tried(CLIENTS))
 def test_nothing_that_is_left_tells_whether_a_client_is_counted(case: Case, tmp_path: Path) -> None:
     made = real(case)

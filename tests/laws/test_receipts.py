@@ -28,6 +28,7 @@ SHAPE = Draft202012Validator(receipt_schema())
 
 
 # receipt --------------------------------------------------------------------------------------------------------------
+@pytest.mark.one_fast
 @by_name
 def test_the_receipt_has_a_row_for_everybody_and_promises_only_what_events_prove(case: Case, base: Base) -> None:
     receipt = json.loads((base.folder(case) / "privacy.json").read_text())

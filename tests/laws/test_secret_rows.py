@@ -145,7 +145,7 @@ def test_one_image_changes_no_model_of_declared_classes(change: Change, tmp_path
     assert len(strangers(one, other)) == 1
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [OWL, COLOUR], ids=["class", "colour"])
 def test_classes_that_images_bring_along_claim_nothing(
     change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

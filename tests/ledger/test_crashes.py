@@ -149,7 +149,8 @@ def sequences(depth: int) -> Iterator[tuple[str, ...]]:
         yield from product(STEPS, repeat=length)
 
 
-@pytest.mark.parametrize("depth", [1, pytest.param(3, marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 3])
 def test_after_any_power_cut_what_was_told_is_kept_and_nothing_else(tmp_path: Path, depth: int) -> None:
     """Every sequence of up to three of nine steps (slow; of one fast), and one whole round."""
     cuts = 0
@@ -225,6 +226,7 @@ TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] =
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_ledger_that_forgets_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
     breaks, steps = TWINS[twin]

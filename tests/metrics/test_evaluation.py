@@ -50,6 +50,7 @@ def run(folder: Path, **tables: Any) -> list[RoundRow]:
     return RunFolder(folder).metrics()
 
 
+@pytest.mark.slow
 def test_the_first_way_of_the_first_model_is_the_headline(tmp_path: Path) -> None:
     rows = run(tmp_path / "run", evaluation={"models": BOTH, "personal": THREE})
     names = [f"{model}, {way}" for model in BOTH for way in THREE]

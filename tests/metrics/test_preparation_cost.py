@@ -96,6 +96,7 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
     assert rows[-1]["bytes_down"] == CLIENTS * envelope
 
 
+@pytest.mark.slow
 def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
     """Beyond the formula: the first broadcast, running statistics of the generator, counts and flags beside prototypes,
     requests and refusals, and envelopes.

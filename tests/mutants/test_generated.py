@@ -47,6 +47,7 @@ def test_changes_of_a_program() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["accounting/events.py", "ledger/ledger.py"])
 def test_each_is_another_program(module: str) -> None:
     source = (Path(sordino.__file__).parent / module).read_bytes()

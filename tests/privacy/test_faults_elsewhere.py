@@ -112,6 +112,7 @@ def test_the_delta_of_two_laws() -> None:
     assert attained_by_scale(0.2, 2.0, 1.0, 1) == pytest.approx(apart, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_denominator_derived_from_the_secret_number_of_records() -> None:
     """opacus#819: 20 records make a batch of 2, 19 a batch of 1, and the noise is twice as wide."""
     rate, z, size = 0.1, 1.0, 650
@@ -152,6 +153,7 @@ def test_replace_one_priced_without_its_factor_two() -> None:
     assert promised(reader, z / 2, rounds) == pytest.approx(15.46, abs=0.005)  # for the noise that it had
 
 
+@pytest.mark.slow
 def test_a_fixed_size_cohort_priced_as_poisson() -> None:
     """opacus#80 and many since: who is gone makes room for somebody else, so the sum moves by two clips."""
     clients, size, z = 10, 3, 1.0

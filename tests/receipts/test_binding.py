@@ -61,6 +61,7 @@ def edit(path: Path, old: str, new: str) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_receipt_is_verified_on_another_machine(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what may be shown: neither the private folder nor a checkpoint, and no loader answers."""
     shown = ("privacy.json", "experiment.toml", "agreement.json", "environment.json", "ledger.sqlite", *seal.FILES)

@@ -63,7 +63,7 @@ def export(
     return made
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_promise_stands_with_all_that_makes_it_one(kind: str, export: Callable[..., tuple[Said, str]]) -> None:
     for name in ("simulated", "real"):
@@ -81,6 +81,7 @@ def test_every_promise_stands_with_all_that_makes_it_one(kind: str, export: Call
         assert str(Path.cwd()) not in text
 
 
+@pytest.mark.slow
 def test_the_annex_says_who_is_protected_and_who_is_not(export: Callable[..., tuple[Said, str]]) -> None:
     _, text = export("real", "annex")
     assert "Nothing is promised about the whole data of one client" in text

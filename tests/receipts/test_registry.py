@@ -168,6 +168,7 @@ def made(words: tuple[str, ...], folder: Path) -> str:
     return record(gather(folder, None, code=False, anyway=False))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", RUNS)
 def test_a_record_passes_the_registry_s_rules_at_the_highest_tier(name: str, tmp_path: Path) -> None:
     """A person writes no field about privacy, but for how many units there are where that is not public."""
@@ -193,6 +194,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return filled(made(RUNS["examples"], tmp_path_factory.mktemp("registered") / "run"))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [

@@ -227,6 +227,7 @@ def test_clients_that_took_no_part_are_counted_beside_those_who_did(everyone: bo
     assert _of_all(paid, 3.0, 10, everyone).total() == 10  # type: ignore[attr-defined]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"guarantees": []}', '{"guarantees": [], "files": 3}', "[" * 100_000]
 )

@@ -66,7 +66,7 @@ def text(request: pytest.FixtureRequest, facts: RunFacts, compared: Comparison) 
     return {"run": lambda: page(facts), "comparison": lambda: compared.report().read_text()}[request.param]()
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 def test_a_page_needs_nothing_else(text: str) -> None:
     assert len(text.encode()) < 2_000_000
     assert not re.search(r"<[^>]*(src|href)\s*=\s*[\"'](?!data:)", text)
@@ -74,6 +74,7 @@ def test_a_page_needs_nothing_else(text: str) -> None:
     assert "default-src 'none'" in text  # and the browser would not let it
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_text(text: str) -> None:
     assert html.escape(HOSTILE, quote=False) in text
     assert text.count("</script>") == 1

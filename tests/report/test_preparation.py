@@ -88,6 +88,7 @@ def test_who_declined_had_too_few_images_and_who_answered_had_enough(found: Prep
     assert False in said  # or this test could not fail
 
 
+@pytest.mark.slow
 def test_devices_are_asked_best_first(found: Preparation, folder: Path, parts: Simulation) -> None:
     f1 = state(folder, parts, "train").f1
     for label, row in enumerate(found.classes):
@@ -98,6 +99,7 @@ def test_devices_are_asked_best_first(found: Preparation, folder: Path, parts: S
     assert found.rank == "f1"
 
 
+@pytest.mark.slow
 def test_valid_shares_count_what_the_source_put_in_wrong(found: Preparation, folder: Path, parts: Simulation) -> None:
     drawn, kept = parts.home.drawn, state(folder, parts, "ask").kept
     assert drawn is not None

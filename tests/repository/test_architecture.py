@@ -42,6 +42,7 @@ def test_only_the_uplink_lets_the_server_see() -> None:
     assert builders == ["privacy/uplink/__init__.py"]
 
 
+@pytest.mark.slow
 def test_only_readers_open_examples() -> None:
     # raw rows are held by readers, by the client that owns them (one or a stack), and by the evaluator of a simulation
     openers = set(callers("Examples"))

@@ -234,6 +234,7 @@ def test_a_killed_run_of_many_ends_with_the_same_bytes(
     assert "the same bytes" in said
 
 
+@pytest.mark.slow
 def test_an_upload_is_projected_by_its_ciphertexts_and_a_wrong_sum_is_no_work() -> None:
     pytest.importorskip("gmpy2")
     from benchmarks import secure

@@ -22,6 +22,7 @@ import house_size  # noqa: E402
 MOST_FILES = 12  # on the top floor
 
 
+@pytest.mark.slow
 def test_the_plan_that_is_shown_is_drawn_from_the_imports() -> None:
     for page, brief in (("README.md", True), ("docs/adr/012-the-house.md", False)):
         assert f"```text\n{house.drawing(brief)}\n```" in (ROOT / page).read_text(encoding="utf-8"), page
@@ -34,6 +35,7 @@ def test_the_top_floor_is_small_and_every_room_says_what_it_holds() -> None:
     assert all(house.rooms().values())
 
 
+@pytest.mark.slow
 def test_the_import_contract_is_the_plan() -> None:
     written = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     layers = [{part.strip().removeprefix("sordino.") for part in layer.split("|")} for layer in written[0]["layers"]]

@@ -95,7 +95,7 @@ def test_the_command_loads_no_library_that_trains_or_draws(run: Path) -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("report",), ("show",), ("privacy", "spent")])
 def test_verbs_that_only_look_load_no_torch(run: Path, words: tuple[str, ...]) -> None:
     asked = [sys.executable, "-c", COMMAND, *words, str(run)]

@@ -222,11 +222,13 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return sordino.compare(place / "a.toml", "lr=0.5,1.0,2.0", seeds=2, out=place / "out")
 
 
+@pytest.mark.slow
 def test_a_target_that_a_constant_reaches_says_nothing(sweep: Comparison) -> None:
     assert "no better than a constant answer (" in replace(sweep, target=0.05).choosing[-1]
     assert "constant" not in " ".join(replace(sweep, target=0.9).choosing)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_one_method_per_value_and_says_what_it_cost(sweep: Comparison) -> None:
     assert [row.method for row in sweep.table] == ["a lr=0.5", "a lr=1.0", "a lr=2.0"]
     assert [method.experiment.algorithm["lr"] for method in sweep.methods] == [0.5, 1.0, 2.0]
@@ -243,6 +245,7 @@ def test_a_sweep_is_one_method_per_value_and_says_what_it_cost(sweep: Comparison
     assert "lr=0.5,1.0,2.0" in sweep.command
 
 
+@pytest.mark.slow
 def test_the_command_of_a_comparison_makes_it_again(sweep: Comparison) -> None:
     words = shlex.split(sweep.command)
     assert words[:2] == ["sordino", "compare"]
@@ -251,6 +254,7 @@ def test_the_command_of_a_comparison_makes_it_again(sweep: Comparison) -> None:
     assert json.loads(again.stdout) == [row.to_json() for row in sweep.table]
 
 
+@pytest.mark.slow
 def test_the_page_is_written_where_the_runs_are(sweep: Comparison) -> None:
     assert sweep.report() == sweep.folder / "comparison.html"
     words = shlex.split(sweep.command)[1:]

@@ -55,6 +55,7 @@ def test_writing_the_default_out_changes_nothing() -> None:
     assert refused.value.code == "same-name"
 
 
+@pytest.mark.slow
 def test_a_table_of_both_says_whose_answers_they_are_and_gives_no_p(as_used: Comparison) -> None:
     assert [row.measured_by for row in as_used.table] == [CLIENT_BY_CLIENT, OWN]
     assert [row.p_against_first for row in as_used.table] == [None, None]
@@ -69,6 +70,7 @@ def test_a_table_of_both_says_whose_answers_they_are_and_gives_no_p(as_used: Com
     assert f"own ({OWN})" in page
 
 
+@pytest.mark.slow
 def test_where_all_are_measured_alike_the_caption_says_it_and_there_is_a_p(
     as_used: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,12 +250,13 @@ def _written(out: Path) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "times", "played"),
     [
-        pytest.param("train", 1, ["train"], marks=pytest.mark.slow),
+        ("train", 1, ["train"]),
         ("ask", 1, ["train", "ask"]),
-        pytest.param("ask", 2, ["train"], marks=pytest.mark.slow),
+        ("ask", 2, ["train"]),
     ],
 )
 def test_after_ctrl_c_the_preparation_goes_on_where_it_stopped(

@@ -48,6 +48,7 @@ def notes(folder: Path, task: str = "next_token", text: str = TEXT, more: str = 
     }
 
 
+@pytest.mark.slow
 def test_a_text_is_the_unit_of_the_promise(tmp_path: Path) -> None:
     run = sordino.run(notes(tmp_path), out=tmp_path / "run")
     rows = run.metrics
@@ -82,6 +83,7 @@ def test_a_model_whose_tokenizer_was_changed_is_refused(tmp_path: Path) -> None:
             sordino.predict(run.folder, [{"note": "no fever"}])
 
 
+@pytest.mark.slow
 def test_a_class_is_predicted_from_a_text_in_its_order(tmp_path: Path) -> None:
     made = notes(tmp_path, "classification")
     open_run = {"algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 8}, "privacy": {}, "rounds": 2}
@@ -112,6 +114,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: dict[str, s
     assert refused.value.code == code
 
 
+@pytest.mark.slow
 def test_texts_in_memory_are_tokens_already(tmp_path: Path) -> None:
     """Each text counts upwards from its first token: whoever knows a token knows the next."""
     x = np.array([[1 + (first + at) % 7 if at < 5 else 0 for at in range(6)] for first in range(60)])
@@ -151,6 +154,7 @@ def with_both(model: nn.Module, rows: Any, round: int) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 def test_a_parameter_that_nothing_trains_is_refused_before_round_one(tmp_path: Path) -> None:
     made: dict[str, Any] = {"model": TwoHeads, "rounds": 1, "partition": {"scheme": "iid", "clients": 2}}
     for method, privacy in (("fedavg", {}), ("gaussian_gdp", {"epsilon": 1.0, "delta": 1e-5})):
@@ -163,6 +167,7 @@ def test_a_parameter_that_nothing_trains_is_refused_before_round_one(tmp_path: P
     assert sordino.run(**made, train=with_both, privacy={}, out=tmp_path / "run").accuracy is not None
 
 
+@pytest.mark.slow
 def test_sites_train_what_the_simulation_trains(tmp_path: Path) -> None:
     made = notes(tmp_path)
     made |= {"rounds": 2, "partition": {"scheme": "natural"}, "engine": {"executor": "loop"}}

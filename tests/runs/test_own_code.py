@@ -54,6 +54,7 @@ def loss(output: Tensor, label: Tensor) -> Tensor:
 OWN: dict[str, dict[str, Any]] = {"Net": {"model": {"name": f"{HERE}:Net"}}, "loss": {"loss": {"name": f"{HERE}:loss"}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_a_promise_about_rows_that_own_code_sees_is_conditional(name: str, tmp_path: Path) -> None:
     """In the plan, in the receipt, on the page, and when the receipt is made again."""

@@ -78,6 +78,7 @@ def test_each_patient_can_be_a_client_whose_visits_all_train_or_all_test(
     assert 'patient = { kind = "group" }' in drafted.out
 
 
+@pytest.mark.slow
 def test_where_rows_are_declared_a_receipt_has_a_row_for_a_person(
     tmp_path: Path, visits: list[str], cli: Callable[..., Said]
 ) -> None:

@@ -202,6 +202,7 @@ def test_noise_comes_once_a_round_or_with_every_update(placement: str) -> None:
     assert float(mean.double().std()) == pytest.approx(wanted, rel=0.01)
 
 
+@pytest.mark.slow
 def test_nobody_answers_and_the_noise_comes_all_the_same() -> None:
     parts = made(
         {"name": "pdp_prox", "mechanism": "rates"},

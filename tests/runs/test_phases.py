@@ -34,6 +34,7 @@ from tests.helpers.prepared_runs import CLIENTS, ROUNDS, rows_of, tiny
 
 
 # books ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_every_phase_is_in_the_books_under_its_own_name(once: Path) -> None:
     setup, federation = opened(once)
     with federation.ledger as ledger:
@@ -103,6 +104,7 @@ def test_no_two_phases_draw_the_same() -> None:
     assert parts.setup.phase_key == parts.setup.key  # the training draws what it would draw without a preparation
 
 
+@pytest.mark.slow
 def test_the_keys_of_the_phases_are_those_that_clients_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int]] = []
     real = Site.__call__
@@ -133,6 +135,7 @@ def test_the_phases_are_what_the_names_say() -> None:
     assert "slaug_fl" in all_algorithms()
 
 
+@pytest.mark.slow
 def test_what_the_server_found_before_the_training_belongs_to_the_receipt(once: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(once, tmp_path / "run"))
     tables = sorted(run.glob("preparation/*/*.jsonl"))

@@ -81,7 +81,7 @@ def test_ranks_do_what_the_loop_does(name: str, more: dict[str, Any], count: int
         assert "other-ranks" in refused.stderr
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "more"), [("scaffold", {}), *SINGLE])
 def test_one_rank_is_the_loop(name: str, more: dict[str, Any], one_rank: None, tmp_path: Path) -> None:
     case = BY_NAME[name]

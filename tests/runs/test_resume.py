@@ -153,6 +153,7 @@ def test_checkpoints_may_be_rare(every: int, tmp_path: Path) -> None:
     assert before.items() <= released(tmp_path / "run").items()
 
 
+@pytest.mark.slow
 def test_a_round_is_kept_and_begun_before_what_cannot_be_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +258,7 @@ def draws_of_round_two(folder: Path, kills: int) -> list[bytes]:
     return sent[first - 1 :]
 
 
+@pytest.mark.slow
 def test_kills_do_not_average_the_noise_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the server dies after uploads have come in, it has seen one draw of them. The twin that draws again
     shows it another one every time."""
@@ -347,6 +349,7 @@ def test_control_c_in_a_terminal_reaches_the_whole_group(tmp_path: Path) -> None
     assert "sordino resume" in complaint
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_the_round_where_noise_cannot_be_drawn_again(tmp_path: Path) -> None:
     made = load(None, ["rounds=4", "partition.clients=4", "privacy.noise=system"])
 

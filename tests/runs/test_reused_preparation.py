@@ -70,10 +70,10 @@ def left(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "privacy"),
-    [("as_published", {}), pytest.param("rigorous_b", BUDGET, marks=pytest.mark.slow)],
+    [("as_published", {}), ("rigorous_b", BUDGET)],
 )
 def test_what_was_taken_over_is_what_would_have_been_made(
     variant: str, privacy: dict[str, Any], made: Path, tmp_path: Path
@@ -145,11 +145,12 @@ def paid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("paid") / "run", privacy=BUDGET, algorithm={"variant": "dp_proto_only"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "privacy",
     [
         pytest.param({**BUDGET, "epsilon": 0.5}, id="epsilon"),
-        pytest.param({**BUDGET, "delta": 1e-6}, id="delta", marks=pytest.mark.slow),
+        pytest.param({**BUDGET, "delta": 1e-6}, id="delta"),
     ],
 )
 def test_what_was_paid_from_another_budget_is_refused(privacy: dict[str, Any], paid: Path, tmp_path: Path) -> None:
@@ -160,6 +161,7 @@ def test_what_was_paid_from_another_budget_is_refused(privacy: dict[str, Any], p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_release_is_not_charged_twice_on_a_shared_ledger(paid: Path, tmp_path: Path) -> None:
     shared = {**BUDGET, "ledger": str(tmp_path / "shared.sqlite")}
     with pytest.raises(RunError) as refused:
@@ -191,6 +193,7 @@ def test_candidates_are_neither_drawn_again_nor_needed(tmp_path: Path, monkeypat
     assert (taken / "candidates.json").read_bytes() == (source / "candidates.json").read_bytes()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -222,6 +225,7 @@ def test_with_real_noise_none_is_reused(made: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_there_must_be_one_and_it_must_be_over(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError) as nothing:
         start(config.validate(RUN | {"algorithm": {"name": "fedavg"}}), tmp_path / "run", prepared=made)

@@ -116,6 +116,7 @@ def test_runs_that_begin_at_once_found_one_ledger_under_one_key(shared: Path) ->
     assert {(shared.parent / f"run-{i}" / private.DATA).read_bytes() for i in range(RACING)} == {key_beside(shared)}
 
 
+@pytest.mark.slow
 def test_with_keys_of_their_own_they_refuse_each_other(shared: Path) -> None:
     """The broken twin: as it was when every process went on with the key that it had drawn."""
     assert sorted(_race(shared, _run_with_its_own_key)) == [0, 5, 5, 5]

@@ -168,6 +168,7 @@ def test_a_line_that_a_kill_cut_short_is_no_line(tmp_path: Path) -> None:
     assert refused(run) == "run-file-damaged"
 
 
+@pytest.mark.slow
 def test_a_receipt_says_where_nobody_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state folder is gone, or cannot be written: the run goes on."""
     run = tmp_path / "run"
@@ -188,7 +189,7 @@ def test_a_receipt_says_where_nobody_would_notice(tmp_path: Path, monkeypatch: p
     assert not {MISSING, UNWRITABLE} & set(whole)
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_copy_from_before_the_first_release_says_that_nobody_would_notice(at: int, tmp_path: Path) -> None:
     """It is put back where the state folder is another one: its ledger knows of no release, and that may be false."""

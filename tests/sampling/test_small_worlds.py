@@ -176,10 +176,11 @@ LAWS: dict[str, tuple[Callable[[float], Law], Callable[[float], Event]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
     ("rate", "clients", "scales"),
-    [(0.5, 3, [1.0]), pytest.param(0.3, 4, [0.5, 1.0, 2.0], marks=slow), pytest.param(0.19, 3, [0.5, 1.0], marks=slow)],
+    [(0.5, 3, [1.0]), (0.3, 4, [0.5, 1.0, 2.0]), (0.19, 3, [0.5, 1.0])],
 )
 def test_every_client_of_a_hidden_cohort_keeps_the_amplified_price(
     law: str, rate: float, clients: int, scales: list[float]
@@ -206,6 +207,7 @@ def test_two_hidden_rounds_keep_what_is_printed_for_both(law: str, rate: float) 
         assert most_beyond(hidden(rate, 2), *args, releases=2)[1] <= 1
 
 
+@pytest.mark.slow
 def test_each_client_keeps_the_price_of_its_own_rate() -> None:
     rates = (0.1, 0.37, 0.8)
     law = personal(rates)
@@ -223,6 +225,7 @@ def fixed(size: int, clients: int) -> Law:
     return Law.of((drawn, 1) for drawn in itertools.combinations(range(clients), size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_a_cohort_of_fixed_size_keeps_the_price_without_amplification(law: str) -> None:
     """Whoever is drawn pays in full. The broken twin is priced as a Poisson sample of the same rate."""

@@ -129,6 +129,7 @@ def test_many_bfv_sums_are_exact(sums: int) -> None:
     assert all((opened == true).all() for _, opened, true in random_sums(secret("bfv"), sums, LAYOUT))
 
 
+@pytest.mark.slow
 @MANY
 def test_the_error_of_ckks_is_within_the_bound(sums: int) -> None:
     fine = Layout(bits=32, headroom=9)  # its grid is finer than the error

@@ -47,7 +47,7 @@ def random_values(size: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-TOP, TOP + 1, size)
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLINDINGS)
 def test_what_is_sealed_opens_again(name: str) -> None:
     secret = real(2048)
@@ -117,7 +117,7 @@ def test_the_short_way_is_the_same_power_with_and_without_the_secret(monkeypatch
     assert secret.public.djn(4) == secret.djn(4) == expected
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLINDINGS)
 def test_phe_reads_ours_and_we_read_theirs(name: str) -> None:
     phe = pytest.importorskip("phe")

@@ -71,6 +71,7 @@ def test_the_sum_is_exact_two_thousand_times() -> None:
     sums_are_exact(range(100, 2100))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("width", [25, 32, 33, 40, 64])
 def test_three_drop_outs_leave_the_same_bits_as_nobody_else_there(width: int) -> None:
     session = replace(SIX, width=width, top=((1 << width) - 1) // 10, size=700, threshold=7)

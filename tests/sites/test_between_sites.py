@@ -30,7 +30,7 @@ from tests.laws.tried import AGAIN, tried_on
 
 
 # one case of every way that a run may go, with a preparation and a ledger that charges; the slow tier tries all
-@pytest.mark.one_fast
+@pytest.mark.slow
 @tried_on(BETWEEN_SITES, AGAIN - {"slaug_fl", "gaussian_gdp"})
 def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> None:
     start(case.experiment(), tmp_path / "loop")

@@ -281,6 +281,7 @@ def test_a_holder_that_was_started_again_opens_nothing_before_it_was_shown_what_
     assert signer.read(holder.answer(opens)).bodies
 
 
+@pytest.mark.slow
 def test_a_holder_that_is_started_again_in_the_middle_of_a_run_goes_on(playing: Callable[[Experiment], Play]) -> None:
     play = playing(made("weigh", BFV, rounds=2))
     came = list[str]()

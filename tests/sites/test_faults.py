@@ -64,6 +64,7 @@ class Unreliable(InProcess):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STATEFUL, *(pytest.param(n, marks=SLOW) for n in (PRIVATE, PHASED))])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2))])
 def test_an_unreliable_carrier_changes_nothing(name: str, seed: int, tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_pa
         assert verify(between.place / site) == []
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [("site-2", ""), ("", "site-2")])
 def test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for(
     before: str, after: str, tmp_path: Path
@@ -298,6 +299,7 @@ def test_a_round_goes_on_with_who_comes_when_others_have_gone(tmp_path: Path) ->
     assert paid == {"site-0": 2, "site-1": 0, "site-2": 2, "site-3": 2, "site-4": 2}
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> None:
     """The words of an error may repeat what stands in a row. The control: the site itself is told."""
     everyone = BY_NAME["fedavg"].experiment(cohort={"name": "everyone"})
@@ -331,6 +333,7 @@ def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> Non
         assert not any(word.decode() in note for note in between.notes)
 
 
+@pytest.mark.slow
 def test_a_round_with_too_few_waits_and_says_so(tmp_path: Path) -> None:
     """Silence is no empty round: the server waits until enough have answered."""
     between = Federated(BY_NAME["fedavg"].experiment(cohort={"name": "everyone"}), tmp_path, patience=Patience(0.01, 5))
@@ -357,7 +360,7 @@ class Dying(InProcess):
         return found
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["half of the answers are there", "computed"])
 def test_a_round_of_real_noise_is_lost_only_after_all_answers_have_come(moment: str, tmp_path: Path) -> None:
     """Sites send what they have sent: until the server draws its own noise, nothing is drawn twice by going on."""

@@ -213,6 +213,7 @@ def test_a_server_that_hides_its_lie_is_noticed_by_the_clients(
     assert any("different lists of members" in note for note in play.between.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "named"), [(0, "c0"), (4, "c4")], ids=["in its message", "in its answer, too"])
 def test_no_site_speaks_for_the_clients_of_another(
     number: int, named: str, playing: Callable[[Experiment], Play], monkeypatch: pytest.MonkeyPatch
@@ -324,7 +325,7 @@ def test_a_round_whose_words_have_left_is_not_begun_again(
     assert len(answer.bodies) == int(broken)
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("uplink", ["secagg", None], ids=["masked", "plain"])
 def test_a_round_that_left_just_before_a_crash_is_not_played_again_much_later(
     uplink: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,7 @@ def test_the_rounds_that_a_seed_draws_are_fewer_than_can_be_paid(tmp_path: Path)
     assert asked_in_every_round(between).rounds > seen
 
 
+@pytest.mark.slow
 def test_a_cap_is_for_every_adversary(tmp_path: Path) -> None:
     """The server of central noise sees raw uploads: no cap allows that, as none allows a method without noise."""
     for name in ("dp_prox", "central_visible"):
@@ -153,6 +154,7 @@ def test_what_a_site_does_itself_is_proved(tmp_path: Path) -> None:
     assert "this is conditional" not in words(shown(between))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -200,6 +202,7 @@ def test_scores_of_own_models_are_not_shared(tmp_path: Path) -> None:
     shown(plain, shares_scores=True).check()
 
 
+@pytest.mark.slow
 def test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client(tmp_path: Path) -> None:
     between = Federated(BY_NAME["whole_update"].experiment(), tmp_path, shares_scores=True)
     asked = shown(between, shares_scores=True)

@@ -229,6 +229,7 @@ def test_a_site_that_has_signed_begins_with_no_server_that_shows_it_nothing(tmp_
     server.member.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_has_lost_what_it_was_signed_is_told_again(tmp_path: Path) -> None:
     """It stops after two rounds, its file of signed heads goes, and both sides are started again."""
     between, publish = Federated(real(), tmp_path, patience=Patience(5.0, 5)), FederatedServer.publish
@@ -290,7 +291,7 @@ def test_a_server_gives_back_what_it_was_signed(tmp_path: Path) -> None:
     assert verify(between.folder) == []
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [False, True], ids=["between two rounds", "while a round waits for it"])
 def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: Path) -> None:
     """A site is put back to where it stood after one round of two, with the state folder of its user, and is started

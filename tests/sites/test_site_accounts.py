@@ -305,6 +305,7 @@ def ledger_of_founded(path: Path) -> list[Entry]:
         return list(ledger.entries())
 
 
+@pytest.mark.slow
 def test_a_site_tells_nobody_for_which_rounds_it_was_drawn(tmp_path: Path) -> None:
     """Under real noise what it notes of hidden rounds is for its own eyes; where cohorts are seen it is public."""
     for name, hidden in (("dp_prox", True), ("gaussian_gdp", False)):

@@ -41,7 +41,7 @@ def stopped(once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(once, tmp_path / "run"))
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["show", "list", "report"])
 def test_it_is_shown(verb: str, stopped: Path, cli: Cli) -> None:
     found = cli(verb, stopped.parent if verb == "list" else stopped)
@@ -96,6 +96,7 @@ def test_an_old_page_that_is_kept_is_no_page_of_the_new_receipt(stopped: Path, c
     assert any("report.html" in line for line in verify(stopped))
 
 
+@pytest.mark.slow
 def test_no_round_is_attacked_that_was_not_played(stopped: Path, cli: Cli) -> None:
     for beyond in (PLAYED + 1, 10**9):
         found = cli("attack", stopped, "-a", "analytic", "--round", beyond)

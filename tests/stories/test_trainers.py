@@ -37,6 +37,7 @@ def accuracy(folder: Path, train: Any, **more: Any) -> float:
     return found
 
 
+@pytest.mark.slow
 def test_numpy(tmp_path: Path) -> None:
     """Softmax regression by hand: arrays in, arrays out."""
 

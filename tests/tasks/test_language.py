@@ -96,6 +96,7 @@ def test_no_neighbour_moves_a_loss() -> None:
     assert moved_by_neighbours(OverBatch())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, 2])
 def test_each_text_is_clipped_by_itself_without_a_gradient_of_each(order: int) -> None:
     task = model()

@@ -219,6 +219,7 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
     assert differences(loop, trace(tmp_path / "apart")) == []
 
 
+@pytest.mark.slow
 def test_what_clients_keep_lies_among_what_is_not_shown(tmp_path: Path, quick_workers: None) -> None:
     """With real noise: their own gradients, and who of a hidden cohort was drawn. Whatever is left is foretold."""
     case = BY_NAME["dp_scaffold"]

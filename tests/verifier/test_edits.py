@@ -260,6 +260,7 @@ def passing(runs: list[Path], count: int, place: Path, edits: list[Edit] = EDITS
     return passed
 
 
+@pytest.mark.slow
 def test_every_kind_of_edit_is_refused(runs: list[Path], tmp_path: Path) -> None:
     assert passing(runs, len(EDITS), tmp_path) == []
 

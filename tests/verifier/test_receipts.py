@@ -75,6 +75,7 @@ def check(runs: list[Path]) -> None:
         assert sum("epsilon" in line and "inf" not in line for line in said.held) >= finite(run / "privacy.json"), run
 
 
+@pytest.mark.slow
 def test_twenty_random_receipts_hold(tmp_path: Path) -> None:
     runs = some(tmp_path, 20)
     check(runs)
@@ -85,6 +86,7 @@ def test_twenty_random_receipts_hold(tmp_path: Path) -> None:
         assert any("simulation" in line for line in verify.examine(run, None, None).notes) == simulated
 
 
+@pytest.mark.slow
 def test_receipts_of_sites_hold(tmp_path: Path) -> None:
     """A site's own clients alone, which tell the server scores: nothing is promised about their test examples."""
     runs = some(tmp_path, 6, first=7000, sampled=0.0, site=(0, 2))
@@ -104,6 +106,7 @@ def test_a_thousand_random_receipts_hold(tmp_path: Path) -> None:
     assert {"gdp", "pure", "rdp", "pld", "none"} | steps < accountants(runs)
 
 
+@pytest.mark.slow
 def test_it_is_short_and_needs_neither_torch_nor_sordino(tmp_path: Path) -> None:
     files = sorted(VERIFIER.rglob("*.py"))
     assert files

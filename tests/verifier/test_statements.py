@@ -82,6 +82,7 @@ def compared(seed: int, sampled: bool) -> set[str]:
     return {row["accountant"] for row in rows}
 
 
+@pytest.mark.slow
 def test_random_statements_are_the_same() -> None:
     found = set().union(*(compared(seed, False) for seed in range(41, 60)))
     assert {"gdp", "pure", "rdp", "pld", "none", "sum of 2 kinds of claims"} <= found

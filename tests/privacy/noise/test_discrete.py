@@ -180,6 +180,7 @@ def test_low_digits_are_uniform_and_tails_symmetric(law: str) -> None:
         assert abs(above - below) < 5 * math.sqrt(above + below)
 
 
+@pytest.mark.slow
 def test_a_sum_of_shares_has_the_sum_of_the_variances() -> None:
     parties, sigma, count = 34, 3.0, 50_000
     total = sum(discrete_gaussian(Counter(9).child("client", i), count, sigma) for i in range(parties))
@@ -258,6 +259,7 @@ def exact_delta(deviation: float, shift: int, epsilon: float) -> float:
     return float(np.maximum(p / p.sum() - math.exp(epsilon) * q / q.sum(), 0.0).sum())
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("deviation", "shift"), [(4 * math.sqrt(2), 3), (4 * math.sqrt(2), 6), (8.0, 2), (8.0, 8)])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_whole_steps_are_priced_by_what_is_known_of_them(deviation: float, shift: int, delta: float) -> None:

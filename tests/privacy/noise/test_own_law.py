@@ -162,6 +162,7 @@ def experiment(name: str, epsilon: Any = 8.0, schedule: Any = None, **more: Any)
     return BY_NAME["laplace"].experiment(algorithm=method, privacy=privacy, **more)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("name", "unit"), [("OfClients", "client"), ("OfTheSum", "client"), ("OfExamples", "example")])
 def test_an_own_law_is_priced_calibrated_and_stated(name: str, unit: str, tmp_path: Path) -> None:
     """The budget is spent and not exceeded; what is stated rests on the law's own word, in the plan, in the receipt,
@@ -199,6 +200,7 @@ UNSOUND: dict[str, tuple[str, str, Any]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("law", UNSOUND)
 def test_a_law_whose_event_costs_more_than_its_price_is_not_planned(law: str) -> None:
     """Nor one whose event the ledger cannot hold."""

@@ -199,6 +199,7 @@ def test_real_noise_loses_what_is_printed_for_it_with_what_its_tables_lack(moved
         assert beyond(p, q, event, 1e-5, TABLE_ERROR) > 0.999
 
 
+@pytest.mark.slow
 def test_without_what_the_tables_lack_the_delta_of_real_noise_is_too_small() -> None:
     """At epsilon 17.6 three times as much as was asked for is lost: the difference is in the stated delta."""
     p, q = (grid_law(GaussianNoise(), 0.4, value) for value in (0.0, 1.0))
@@ -318,6 +319,7 @@ NOISES: dict[str, Callable[[pytest.MonkeyPatch], tuple[Law, Event]]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("twin", NOISES)
 def test_noise_that_is_a_little_off_is_caught(monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
     try:

@@ -165,6 +165,7 @@ def independent(streams: list[Floats]) -> bool:
     return len(np.unique(words)) == words.size and np.abs(correlations).max() < 7 / np.sqrt(drawn.shape[1])
 
 
+@pytest.mark.slow
 def test_rounds_clients_reads_layers_and_seeds_share_no_noise() -> None:
     streams = [noise for place in GRID for noise in drawn_in(*place)]
     assert len(streams) == 2 * 3 * (2 + 3 * 2 + 2 * 4)
@@ -252,6 +253,7 @@ def test_spawned_processes_share_no_stream() -> None:
 # ---------------------------------------------------------------- where it is added
 
 
+@pytest.mark.slow
 def test_noise_on_the_parameters_is_noise_on_the_gradient() -> None:
     # one step from w: w - eta (g + noise) is (w - eta g) + noise of eta times the scale, the same stream in both
     eta, clip, n, dim = 0.3, 2.0, 5, 40

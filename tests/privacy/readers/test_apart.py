@@ -181,6 +181,7 @@ class Branching(Net):
         return self.last(h if float(x.sum()) > 0 else -h)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_what_vmap_cannot_do_is_done_in_a_loop_and_the_same_every_time() -> None:
     task = task_of(Branching())
     rows, params, draws = pairs()[0][0], task.init(3), keys.bits(keys.root(9), N)

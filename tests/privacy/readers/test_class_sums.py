@@ -67,7 +67,7 @@ def moved(reader: Any, pairs: list[tuple[list[float], int]]) -> float:
 READERS = [ClassSums(1.0), ClassSums(0.5, count=0.3), ClassSums(2.0, count=3.0)]
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS, ids=lambda r: f"clip {r.clip}, count {r.count}")
 def test_one_example_moves_it_no_further_than_the_noise_is_sized_for(reader: ClassSums) -> None:
     worst: list[float] = []

@@ -191,6 +191,7 @@ def test_weights_that_are_no_numbers_do_not_break_the_bound(bad: float) -> None:
     assert float(tree.norm(gap)) <= ConvexStable(B, ETA).noise_std(1.0, N, E) * (1 + 1e-9)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("weight", [0.0, 100.0, 1e15, 2.0**53, 1e30])
 def test_large_weights_do_not_break_the_bound(weight: float) -> None:
     """Where a step is shorter than what lies between two numbers, one changed label decides which way it is rounded."""

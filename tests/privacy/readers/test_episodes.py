@@ -66,6 +66,7 @@ def groups(signatures: Tensor) -> set[frozenset[int]]:
 # cells ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cells_are_disjoint_and_the_same_in_every_round() -> None:
     """Of 40 steps with coins of 1/2 two cells agree by chance with 2^-40; the sets are compared over rounds with other
     keys and coins.

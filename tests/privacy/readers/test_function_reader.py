@@ -59,6 +59,7 @@ def test_what_the_function_imports_is_there_for_the_next(tmp_path: Path, monkeyp
     assert sys.modules.pop("imported_late").seen == []
 
 
+@pytest.mark.slow
 def test_several_threads_may_wait_for_their_own_processes() -> None:
     """Each gets its own answer, and none waits for the pipe of another."""
     opened = shard()

@@ -136,6 +136,7 @@ def made(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
     return net
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_clipped_sum_is_that_of_gradients_taken_one_by_one(name: str, order: int) -> None:

@@ -162,6 +162,7 @@ def test_another_example_in_its_place_moves_a_sum_by_two_clips(name: str) -> Non
     assert float((total(rows.x) - total(others)).norm()) <= 2 * (1 + 1e-4)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", HOSTILE)
 def test_one_example_less_moves_a_sum_by_its_clip(name: str) -> None:
     assert moved(name, Real()) <= 1 + 1e-4

@@ -148,6 +148,7 @@ def test_a_million_answers_follow_the_law() -> None:
     assert follows_the_law(responses.respond)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("twin", "epsilon"), [(drawn_from_all, 5.0552), (kept_by_the_proof, 8.1162)])
 def test_two_misreadings_do_not(twin: Respond, epsilon: float) -> None:
     assert not follows_the_law(twin)

@@ -90,6 +90,7 @@ CENTRAL: dict[str, tuple[Uplink, str]] = {
 FIRST_CENTRAL = {"2-zero_out-plain", "1-zero_out-weighed", "1-replace-plain"}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("name", "count"), tiers(CENTRAL, FIRST_CENTRAL, 80, 400))
 def test_a_central_sum_moves_by_its_sensitivity_and_never_further(name: str, count: int) -> None:
     uplink, relation = CENTRAL[name]
@@ -135,6 +136,7 @@ def test_an_upload_moves_by_its_sensitivity_and_never_further(name: str, count: 
     assert ratio >= 0.99 * reached or (loose and ratio > 0.9)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("name", "count"), tiers(LOCAL, FIRST_LOCAL, 80, 200))
 def test_the_bound_holds_for_float32_uploads(name: str, count: int) -> None:
     # the clip stops short of its radius by 1e-6, which is more than float32 can lose on the way
@@ -262,6 +264,7 @@ def test_a_broken_stage_is_caught(name: str) -> None:
     assert not sound(local_ratio(Uplink(client=(*BROKEN[name][0], Noise())), count=100))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("count", [100, pytest.param(300, marks=slow)])
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_server_adds_nothing_for_a_client_whose_stages_are_broken(name: str, count: int) -> None:
@@ -276,6 +279,7 @@ def test_a_mean_by_realised_count_is_caught() -> None:
     assert not sound(central_ratio(twin, relation, count=100, like=honest))
 
 
+@pytest.mark.slow
 def test_zero_out_noise_for_replaced_clients_is_caught() -> None:
     uplink, _ = CENTRAL["2-zero_out-plain"]
     assert central_ratio(uplink, "replace", count=100) == pytest.approx(2, rel=1e-2)

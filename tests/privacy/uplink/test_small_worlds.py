@@ -82,7 +82,8 @@ def scale_of(noise: Noise, bound: Bound, multiplier: float, monkeypatch: pytest.
     return asked[0]
 
 
-@pytest.mark.parametrize("side", [7, pytest.param(33, marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [7, 33])
 @pytest.mark.parametrize("neighbours", ["replace", "zero_out"])
 def test_whole_updates_keep_what_is_printed_for_them(
     side: int, neighbours: Any, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +135,7 @@ TWINS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", TWINS)
 def test_too_little_spread_is_caught(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = steps(21)

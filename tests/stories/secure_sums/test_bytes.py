@@ -57,7 +57,7 @@ def test_bytes_up_of_masks_are_all_that_clients_send(monkeypatch: pytest.MonkeyP
         assert len(sent) == 4 * CLIENTS  # advert, shares, upload, answer
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("keys_", ["shared", "authority"])
 def test_who_holds_a_key_is_sent_the_sum(keys_: str) -> None:
     """The first model is everybody's; then it is the sum of the round before, or the model that an authority opened."""

@@ -195,6 +195,7 @@ def test_the_half_that_adds_is_given_no_secret() -> None:
     assert refusal.value.code == "empty-round"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("holders", "keys_"), [(paillier.PaillierSecret, "authority"), (paillier.PaillierPublic, "shared")]
 )

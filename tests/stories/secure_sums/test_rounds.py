@@ -221,10 +221,8 @@ def test_nobody_can_tell_from_the_sum_who_else_began_the_round() -> None:
     assert not equal(few.mean, sums.mean(raw, sizes).mean)
 
 
-@pytest.mark.one_fast
-@pytest.mark.parametrize(
-    "late", [pytest.param(False, id="lost"), pytest.param(True, id="late", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [pytest.param(False, id="lost"), pytest.param(True, id="late")])
 @pytest.mark.parametrize(
     "stage", ["secagg", {**TEST_KEY, "keys": "authority", "at_least": 7, "mode": "probe"}], ids=["secagg", "authority"]
 )
@@ -247,11 +245,11 @@ def test_below_the_threshold_the_round_is_broken_off(algorithm: str, stage: Any,
     assert opened_ >= 1
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "server",
     [
-        pytest.param(True, id="noise of the server", marks=pytest.mark.slow),
+        pytest.param(True, id="noise of the server"),
         pytest.param(False, id="noise in shares"),
     ],
 )
@@ -294,6 +292,7 @@ def test_a_cohort_of_one_or_nobody_is_broken_off() -> None:
     assert alone >= 2
 
 
+@pytest.mark.slow
 def test_an_empty_round_of_a_hidden_cohort_is_played_on_noise_alone(tmp_path: Path) -> None:
     """Broken off, it would show everybody that nobody was drawn: at a rate of 0.02 of 20 clients for 50 rounds, a delta
     of 1e-5 would be one of 2e-3.

@@ -237,6 +237,7 @@ def test_a_method_beside_real_noise_ranks_nobody_by_test_examples(monkeypatch: p
 # what a preparation writes down ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_preparation_say_what_its_server_knows(sent: Path) -> None:
     train, ask = simulated(config.load(sent / "experiment.toml")).preparation
     ranked, asked = (
@@ -272,16 +273,16 @@ def promised(folder: Path) -> tuple[dict[str, bool], Sequence[str]]:
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "privacy", "finite"),
     [
         ("as_published", {}, {"train": False, "ask": False, "training": False}),
         ("dp_proto_only", BUDGET, {"train": False, "ask": True, "training": False}),
         ("pooled", {}, {"pool": False, "training": False}),
-        pytest.param("rigorous_b", BUDGET, {"pool": True, "training": True}, marks=pytest.mark.slow),
-        pytest.param("rigorous_a", BUDGET, {"train": True, "ask": True, "training": True}, marks=pytest.mark.slow),
-        pytest.param("secagg", {}, {"train": False, "ask": False, "training": False}, marks=pytest.mark.slow),
+        ("rigorous_b", BUDGET, {"pool": True, "training": True}),
+        ("rigorous_a", BUDGET, {"train": True, "ask": True, "training": True}),
+        ("secagg", {}, {"train": False, "ask": False, "training": False}),
     ],
 )
 def test_every_variant_says_phase_by_phase_what_it_promises(

@@ -279,7 +279,7 @@ def test_without_drawn_images_it_is_fedavg(fedavg: bytes, tmp_path: Path, monkey
     assert (also / "model.safetensors").read_bytes() == fedavg
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [{"name": "moon", "mu": 0.0, "head": False}, {"name": "fedgen", "strength": 0.0}, {"name": "fedprox", "mu": 0.0}],
