@@ -194,6 +194,13 @@ COUNTED_OR_NOT = [
         "tests/runs/test_delta.py::test_a_ledger_has_no_room_for_more_noise_than_its_runs_set_aside",
     ),
     one(
+        "a search at the delta of one of its runs",
+        "results/sweeps.py",
+        "delta=whole, epsilon=epsilon",
+        "delta=delta, epsilon=epsilon",
+        "tests/results/test_cost_of_a_search.py::test_delta_has_what_the_noise_of_all_configurations_lacks",
+    ),
+    one(
         "typed noise for which nobody looks at delta",
         "planning/planner.py",
         "if found > delta:",

@@ -8,6 +8,7 @@ from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, Claim, Neighbours
 from sordino.accounting.composition import note
 from sordino.accounting.events import Event, Gaussian, NonPrivate, Once, Poisson, Repeat, Response
+from sordino.accounting.facts import delta_text
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import statement
 from sordino.results.sweeps import Notes, choosing, composed
@@ -47,6 +48,23 @@ def test_what_each_run_draws_once_is_drawn_by_each() -> None:
     assert [row.epsilon for row in composed([tried], 0.0)] == pytest.approx([6.0] * 3)
     twin = statement([text for notes in tried for text in notes.texts], 3, 0.0)
     assert [row.epsilon for row in twin] == pytest.approx([2.0] * 3)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_delta_has_what_the_noise_of_all_configurations_lacks(seeds: int) -> None:
+    """Each of three fits its delta, and all together do not: as it was, epsilon 20 was printed at the delta of one."""
+    claims = [
+        claim.beside(drift=1e-11) for claim in Claim.to_everyone("example", "replace", Gaussian(0.5), "proved", ())
+    ]
+    one = Notes([note([("*", claims)])], 3)
+    assert {row.delta for row in statement(one.texts, 3, 1e-5)} == {1e-5}
+    whole = statement([*one.texts] * 3, 3, 1e-5)[0]
+    assert whole.delta > 1e-3
+    for row in composed([[one] * 3] * seeds, 1e-5):
+        assert row.epsilon == whole.epsilon
+        assert row.delta >= whole.delta
+        assert f"at delta {delta_text(row.delta)} about" in " ".join(choosing([row], 3, seeds, sweep=True))
+    assert composed([[one]] * seeds, 1e-5)[0].delta == 1e-5
 
 
 def test_at_most_is_never_rounded_down() -> None:
