@@ -68,34 +68,40 @@ class SordinoError(ValueError):
 
 
 class ConfigError(SordinoError):
+    """Wrong settings or arguments."""
+
     exit_code = 2
 
 
 class BackendUnavailable(ConfigError):
-    pass
+    """A server or program that a setting names does not answer."""
 
 
 class OwnCodeError(ConfigError):
-    pass
+    """A user's own code failed."""
 
 
 class DataError(SordinoError):
+    """Data that cannot be read, or do not fit the settings."""
+
     exit_code = 3
 
 
 class PartitionError(DataError):
-    pass
+    """The data cannot be divided among the clients as asked."""
 
 
 class DomainError(DataError):
-    pass
+    """A value outside its declared range."""
 
 
 class EmptyClient(DataError):
-    pass
+    """A client would have no examples."""
 
 
 class PrivacyError(SordinoError):
+    """A guarantee that cannot be given."""
+
     exit_code = 4
 
 
@@ -106,87 +112,95 @@ class UnsoundGuarantee(PrivacyError):
 
 
 class InvalidBudget(PrivacyError):
-    pass
+    """A privacy budget that is no budget."""
 
 
 class BudgetExhausted(PrivacyError):
-    pass
+    """A release that the rest of the budget does not pay for."""
 
 
 class UnsupportedEvent(PrivacyError):
-    pass
+    """An event that is malformed, or that no accountant here can bound."""
 
 
 class LedgerError(SordinoError):
+    """A ledger that is missing, damaged, rolled back or in use."""
+
     exit_code = 5
 
 
 class RunError(SordinoError):
+    """A run folder that is missing, damaged, or cannot do what is asked."""
+
     exit_code = 6
 
 
 class NonFiniteModel(RunError):
-    pass
+    """The model is no longer finite."""
 
 
 class EmptyRound(RunError):
-    pass
+    """A sum of no uploads."""
 
 
 class WireError(SordinoError):
+    """A message that cannot be read, or is not the expected one."""
+
     exit_code = 7
 
 
 class SecureError(SordinoError):
+    """An encrypted or masked sum that failed."""
+
     exit_code = 8
 
 
 class HeadroomExceeded(SecureError):
-    pass
+    """More uploads than a sum has room for."""
 
 
 class NonFiniteUpdate(SecureError):
-    pass
+    """An upload that is not finite."""
 
 
 class RangeSaturation(SecureError):
-    pass
+    """Values beyond the range of a layout."""
 
 
 class KeyMismatch(SecureError):
-    pass
+    """Another key than the expected one, or none."""
 
 
 class IntegrityError(SecureError):
-    pass
+    """A sum that is not that of its contributions."""
 
 
 class MalformedCiphertext(SecureError):
-    pass
+    """Bytes that are no ciphertext of this scheme."""
 
 
 class RoundMismatch(SecureError):
-    pass
+    """A message of another round."""
 
 
 class LayoutMismatch(SecureError):
-    pass
+    """An upload of another form than that of the sum."""
 
 
 class NoSecretKey(SecureError):
-    pass
+    """Bytes that hold no secret key."""
 
 
 class ServerHoldsKey(SecureError):
-    pass
+    """A secret key where a public one is expected."""
 
 
 class WeakKey(SecureError):
-    pass
+    """A key shorter than the promised security needs."""
 
 
 class SecAggAborted(SecureError):
-    pass
+    """A masked sum that was broken off."""
 
 
 @contextmanager

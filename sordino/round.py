@@ -20,6 +20,8 @@ from sordino.types import Received
 
 
 class Outcome(NamedTuple):
+    """Result of one round: the new state of the server, who took part, and the bytes that were sent."""
+
     server: Tree
     received: Received[Tree] | None  # None of a round that was lost
     active: list[int]

@@ -186,6 +186,8 @@ class MixedStep(Protocol):
 
 
 class Shard(Protocol):
+    """Interface of a client's examples, as client code reads them."""
+
     @property
     def size(self) -> int: ...
     def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]: ...

@@ -34,6 +34,8 @@ _RULES: dict[str, Callable[[Iterable[bool]], bool]] = {"all": all, "any": any}
 
 @dataclass(frozen=True)
 class Currency:
+    """Currency of privacy costs: the names of its components, and the rule by which a total fits under a cap."""
+
     name: str
     parts: tuple[str, ...]
     rule: Literal["all", "any"]
@@ -267,6 +269,10 @@ def is_real(noise: str) -> bool:
 
 @dataclass(frozen=True)
 class Policy:
+    """Facts of a phase on which its claims rest: the source of noise, whether the cohort is hidden, and whether uploads
+    are secret.
+    """
+
     noise: str  # as [privacy] names it, and as notes in a ledger do
     hidden: bool  # may nobody know who takes part in a round?
     secure: bool  # are uploads added up where nobody can read a single one?

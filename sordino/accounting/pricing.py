@@ -51,6 +51,8 @@ class NoisePricing(Pricing, Protocol):
 
 @dataclass(frozen=True)
 class Pure:
+    """Pricing by pure epsilon, which adds up."""
+
     currency: Currency = PURE
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
@@ -68,6 +70,8 @@ class Pure:
 
 @dataclass(frozen=True)
 class Classic:
+    """Pricing of Gaussian noise by the classic formula, each release at its own epsilon and delta; these add up."""
+
     checked: bool = False
     currency: Currency = APPROX
 
@@ -91,6 +95,8 @@ class Classic:
 
 @dataclass(frozen=True)
 class Exact:
+    """Pricing of Gaussian noise by zCDP, with budgets converted by the exact privacy curve."""
+
     currency: Currency = ZCDP
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:

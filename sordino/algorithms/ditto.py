@@ -26,6 +26,8 @@ from sordino.types import Params, Scorer, Shard, Task, Tensor
 
 
 class Client(NamedTuple):
+    """A client's own model, and how often it took part."""
+
     v: Params
     participations: Tensor
 

@@ -20,15 +20,21 @@ from sordino.types import Params, Received, S, Shard, Task, Tensor
 
 
 class Server(NamedTuple):
+    """The server's state: the model, and the number of rounds done."""
+
     x: Params
     round: Tensor
 
 
 class Client(NamedTuple):
+    """A client's state: how often it took part."""
+
     participations: Tensor
 
 
 class Up(NamedTuple):
+    """Upload: the change of the local model."""
+
     delta: Params
 
 

@@ -25,6 +25,8 @@ from sordino.types import Params, Received, Task, Tensor
 
 
 class Server(NamedTuple):
+    """The server's state: the model, and the moments of its optimiser."""
+
     x: Params
     m: Params  # momentum of mean updates
     v: Params  # second moment of each coordinate; empty with `momentum`

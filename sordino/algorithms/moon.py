@@ -24,6 +24,8 @@ from sordino.types import Params, Shard, Task, Tensor
 
 
 class Client(NamedTuple):
+    """A client's last local model, and how often it took part."""
+
     last: Params
     participations: Tensor
 

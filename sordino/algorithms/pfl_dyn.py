@@ -34,23 +34,31 @@ BY_STEPS = ("local_epochs", "server_lr")
 
 
 class Server(NamedTuple):
+    """The server's state: the model, and its own g, a mean over the clients' states."""
+
     x: Params
     g: Params
     round: Tensor
 
 
 class Down(NamedTuple):
+    """Broadcast: the model, and the number of rounds done."""
+
     x: Params
     round: Tensor
 
 
 class Client(NamedTuple):
+    """A client's state g (that of FedDyn), and how often it took part."""
+
     g: Params
     participations: Tensor
     failures: Tensor  # rounds whose update was no number
 
 
 class Up(NamedTuple):
+    """Upload: the change of the local model."""
+
     delta: Params
 
 

@@ -112,11 +112,15 @@ def _free(name: str) -> bool:
 
 
 class Server(NamedTuple):
+    """The algorithm's own state, and the public values of its adaptive uplink."""
+
     own: Tree
     public: Tree
 
 
 class Down(NamedTuple):
+    """The algorithm's own broadcast, and the public values of its adaptive uplink."""
+
     own: Tree
     public: Tree
 

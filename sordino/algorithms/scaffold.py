@@ -20,17 +20,23 @@ from sordino.types import Params, Received, Shard, Task, Tensor
 
 
 class Server(NamedTuple):
+    """The server's state: the model, and its control variate c."""
+
     x: Params
     c: Params
     round: Tensor
 
 
 class Client(NamedTuple):
+    """A client's control variate, and how often it took part."""
+
     c_i: Params
     participations: Tensor
 
 
 class Up(NamedTuple):
+    """Upload: the changes of the local model and of the control variate."""
+
     delta_y: Params
     delta_c: Params
 

@@ -22,6 +22,8 @@ from sordino.types import Params, Received, Shard, Task, Tensor
 
 
 class UpWithLoss(NamedTuple):
+    """Upload: the change of the local model, and the loss on the examples of the client."""
+
     delta: Params
     loss: Tensor
 

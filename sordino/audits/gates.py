@@ -92,6 +92,8 @@ UNSEEN = (
 
 @dataclass(frozen=True)
 class Audit:
+    """Result of an audit of an experiment's mechanisms, and of the broken twin that it must catch."""
+
     algorithm: str
     phases: list[str]  # in order
     unprotected: list[str]  # phases that claim infinity

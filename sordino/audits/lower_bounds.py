@@ -54,6 +54,8 @@ class Errors(NamedTuple):
 
 
 class Found(NamedTuple):
+    """A proved lower bound on epsilon at one delta."""
+
     delta: float
     epsilon: float
 
@@ -134,6 +136,8 @@ def epsilon_by_errors(wrong: float, delta: float) -> float:
 
 
 class Guesses(NamedTuple):
+    """Guesses about canaries: how many were made, and how many are right."""
+
     canaries: int
     tried: int  # of the canaries; the others are not guessed
     right: int

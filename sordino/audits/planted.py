@@ -177,6 +177,8 @@ class PlantedCellShard(CellShard):
 
 @dataclass
 class PlantedEpisode(NoisyEpisode):
+    """Noisy episode in which the gradients of some cells are canaries."""
+
     canaries: Mapping[int, Tensor] = field(default_factory=dict)
 
     def _of(self, cell: Examples, number: int, loss: EpisodeLoss, params: Params) -> Params:

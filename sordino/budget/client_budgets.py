@@ -179,6 +179,8 @@ _ROUNDING = 1e-12  # by which a sum of shares may miss 1 because they are floats
 
 
 class Schedule(Protocol):
+    """Interface of schedules: the shares of a client's budget, one for each round in which it takes part."""
+
     def shares(self, participations: int, total: float = 1.0) -> Shares:
         """Share of the budget for each participation 1..T: none negative, with sum at most 1. `total`: the whole
         budget, by which absolute amounts are divided."""

@@ -45,12 +45,16 @@ SETTABLE = ("algorithm", "model")
 
 
 class Law(NamedTuple):
+    """Property that a part must have, and the test of it."""
+
     says: str
     holds: Callable[[Any], object]  # or raises
     ground: tuple[str, ...] = ()  # laws without which this one cannot be tried
 
 
 class LawVerdict(NamedTuple):
+    """Whether a part has a property, and if not, why and what to do."""
+
     law: str
     says: str
     verdict: Literal["holds", "broken", "not tried"]
@@ -59,6 +63,8 @@ class LawVerdict(NamedTuple):
 
 
 class Report(NamedTuple):
+    """Verdicts on all properties of one part."""
+
     algorithm: str  # as an experiment names it, or another part
     verdicts: list[LawVerdict]
     setting: str = "algorithm"  # where an experiment names it

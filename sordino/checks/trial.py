@@ -225,6 +225,8 @@ class FixedGradients:
 
 
 class FixedGradientsBatch:
+    """Batch of a trial whose gradient follows from a key alone."""
+
     live: ClassVar[None] = None
 
     def __init__(self, rows: Examples, key: Key) -> None:
@@ -240,6 +242,8 @@ class FixedGradientsBatch:
 
 
 class SealedBatch:
+    """Batch that shows nothing but gradients, and counts them."""
+
     live: ClassVar[None] = None
 
     def __init__(self, batch: Batch, grads: list[int]) -> None:

@@ -31,6 +31,8 @@ from sordino.errors import ConfigError, RunError
 
 
 class Kind(StrEnum):
+    """File formats of figures."""
+
     pdf = "pdf"
     png = "png"
     svg = "svg"

@@ -141,6 +141,8 @@ REPEATS = 5
 
 
 class BenchResult(NamedTuple):
+    """Seconds of one operation, computed in two ways."""
+
     what: str
     first: tuple[str, float]  # name and seconds
     second: tuple[str, float]

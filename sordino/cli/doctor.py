@@ -35,6 +35,8 @@ SPOKEN = "ε ∞ ·"  # signs in tables
 
 @dataclass(frozen=True)
 class MachineFacts:
+    """Properties of this machine and its libraries that decide how fast a run is."""
+
     python: str
     torch: str
     torch_threads: int
@@ -54,6 +56,8 @@ class MachineFacts:
 
 
 class Finding(NamedTuple):
+    """Verdict of `sordino doctor` on one property of this machine."""
+
     what: str
     state: Literal["ok", "slow", "broken"]
     says: str

@@ -41,6 +41,8 @@ from sordino.errors import ConfigError
 
 
 class DataSource(NamedTuple):
+    """Source of data: its description, and the keys of [data] that it needs and takes."""
+
     what: str
     needs: tuple[str, ...]  # keys of [data] without which it cannot be loaded
     loads: tuple[str, ...]  # keys that its loader takes, by the same names

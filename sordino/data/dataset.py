@@ -247,6 +247,8 @@ DISCLOSED = "class_names_disclosed_to"  # in a manifest: hosts of chat servers, 
 
 
 class Candidates(NamedTuple):
+    """Labelled images of a public source, and the manifest of their origin."""
+
     x: Array  # uint8 [n, h, w, c]
     y: Array  # int64 [n]: the class that was asked for, which is not always the one that came
     manifest: Json
@@ -254,6 +256,8 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageNeeds:
+    """Request for candidates: classes, shape and number of the images, and what a source may use for them."""
+
     classes: tuple[str, ...]
     per_class: int
     shape: tuple[int, int, int]  # height, width, channels
@@ -268,6 +272,8 @@ class ImageNeeds:
 
 
 class CandidateSource(Protocol):
+    """Interface of sources of candidates (public images)."""
+
     @property
     def label(self) -> str:
         """Warning to print beside every result if these images do not, or may not, come from a text-to-image model;

@@ -93,11 +93,15 @@ _START = 1024  # where the payload begins: aligned, and the same for any header,
 
 
 class PixelBatch(NamedTuple):
+    """Decoded images of a batch."""
+
     pixels: Array  # uint8 [b, h, w, c]
     jpegs: int  # how many of them came from JPEG bytes
 
 
 class Decoded(NamedTuple):
+    """Decoded images of a data set, with their labels."""
+
     pixels: Array
     labels: Array
     jpegs: int

@@ -69,6 +69,8 @@ AS_SEEN = GivenDialect()
 
 
 class TableFile(NamedTuple):
+    """A file of a table: its number of rows, and how it is written."""
+
     path: Path
     rows: int
     dialect: Dialect | None  # None: the file says itself what its columns are

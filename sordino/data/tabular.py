@@ -155,6 +155,8 @@ MANY_CLASSES = 20
 
 
 class ColumnFacts(NamedTuple):
+    """Facts about one column, for `sordino data show`."""
+
     name: str
     kind: str  # as declared, else as read
     can_be: str  # by the schema
@@ -164,6 +166,8 @@ class ColumnFacts(NamedTuple):
 
 
 class TableFacts(NamedTuple):
+    """Facts about a table, for `sordino data show`."""
+
     files: list[dict[str, Any]]
     columns: list[ColumnFacts]
     remarks: list[str]

@@ -40,6 +40,8 @@ _NAME = re.compile(r"round-([0-9]{6,})\.ckpt")
 
 
 class Loaded(NamedTuple):
+    """A checkpoint that was read: its round, its trees of tensors, and their description."""
+
     step: int
     trees: dict[str, Tree]  # tensors on the CPU, in the order they were saved
     meta: Json

@@ -93,12 +93,16 @@ class Header:
 
 
 class Field(NamedTuple):
+    """Name, type and shape of one tensor."""
+
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
 class Schema(NamedTuple):
+    """The tensors of a message, in their order."""
+
     fields: tuple[Field, ...]
 
 

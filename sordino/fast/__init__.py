@@ -79,6 +79,8 @@ def keep_freed_memory() -> bool:
 
 
 class Operand(NamedTuple):
+    """A matrix of a product under `vmap`: one for all clients, or one for each."""
+
     whole: Tensor
     each: bool  # has every client its own, in front? Else this one is everybody's
 

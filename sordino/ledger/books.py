@@ -136,6 +136,8 @@ class Caps(Mapping[str, Amount]):
 
 
 class State(StrEnum):
+    """States of an operation in the ledger, in their order."""
+
     RESERVED = "reserved"
     DRAWN = "drawn"
     STORED = "stored"
@@ -150,6 +152,8 @@ BEFORE = {  # drawn may be implied by stored, nothing else is skipped
 
 
 class OperationStanding(NamedTuple):
+    """Newest state of an operation, and the numbers of its entries."""
+
     state: State
     reserved: int
     stored: int | None

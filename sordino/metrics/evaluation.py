@@ -37,6 +37,8 @@ class Modelled(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
+    """Evaluation of the models of a run after a round."""
+
     algorithm: Modelled
     evaluator: Evaluator
     models: tuple[str, ...]  # () for the first one

@@ -219,6 +219,8 @@ class Target(Fact):
 
 
 class TargetReached(Target):
+    """What it cost to reach a target."""
+
     rounds: int
     bytes: int
     bytes_with: int  # with the preparation in front

@@ -58,6 +58,8 @@ class LedgerRequest(NamedTuple):
 
 @dataclass(kw_only=True)
 class Accounts:
+    """Privacy accounts of one phase: they draw cohorts, and reserve the budget of each round on a ledger."""
+
     algorithm: AnyAlgorithm
     cohort: Cohort
     stragglers: Stragglers

@@ -38,6 +38,8 @@ BYTES = 4  # of a float32 parameter on the wire
 
 @dataclass(frozen=True)
 class Question:
+    """Question to `sordino privacy plan` in numbers alone: a budget, a number of clients, and rounds."""
+
     epsilon: float
     delta: float
     unit: Literal["client", "example"]

@@ -272,6 +272,8 @@ MANKIND = 10**10  # a plan that needs more clients needs another idea
 
 
 class NoiseLevel(NamedTuple):
+    """Standard deviation of the noise on one coordinate, beside the size of what it hides."""
+
     std: float  # of one coordinate of the noise
     signal: float  # the largest 2-norm that what is under the noise can have
 

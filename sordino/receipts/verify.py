@@ -32,6 +32,8 @@ COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases
 
 
 class Verdict(NamedTuple):
+    """Result of a verification: disagreements, checks that could not be made, and checks that passed."""
+
     wrong: list[str]  # disagreements
     unseen: list[str]  # checks that could not be made, and why
     agreed: list[str]  # checks that passed; empty where any failed

@@ -54,6 +54,8 @@ class LinePoint(NamedTuple):
 
 
 class Line(NamedTuple):
+    """A labelled line of a chart."""
+
     label: str
     points: Sequence[LinePoint]
 

@@ -69,6 +69,8 @@ def report(
 
 
 class Document(StrEnum):
+    """Documents that `sordino privacy export` writes."""
+
     annex = "annex"
     registry = "registry"
     card = "card"

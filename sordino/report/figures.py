@@ -97,6 +97,8 @@ def _save(
 
 
 class PlotLine(TypedDict):
+    """Style of a line, as matplotlib takes it."""
+
     color: str
     linestyle: tuple[int, tuple[int, ...]] | str
 

@@ -48,6 +48,8 @@ Watch = Callable[[Progress], None]
 
 
 class NextRun(NamedTuple):
+    """The run that a comparison computes next, and the time left."""
+
     method: str
     seed: int
     number: int  # from 1

@@ -150,6 +150,8 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
+    """Forecast of a run: its guarantees, messages and seconds."""
+
     simulation: Simulation
     seconds: Seconds | None = None  # of an experiment with the same local work, where that has been timed
 

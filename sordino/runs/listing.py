@@ -152,6 +152,8 @@ class SiteNow(NamedTuple):
 
 
 class RunStatus(NamedTuple):
+    """State of a run as its files show it."""
+
     state: str  # running, finished, budget spent, stopped or killed
     round: int
     rounds: int

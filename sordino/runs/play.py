@@ -52,6 +52,8 @@ MISSED = (
 
 
 class Progress(NamedTuple):
+    """A round that is done, as observers of a run get it."""
+
     round: int  # 0 in a preparation, whose phase is in the metrics
     rounds: int
     metrics: RoundRow
@@ -63,6 +65,8 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Ended:
+    """Result of a run that has ended or was stopped."""
+
     folder: Path
     metrics: list[RoundRow]
     receipt: Receipt

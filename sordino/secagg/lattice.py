@@ -53,6 +53,8 @@ _SHORTEST: Final = 1 << 14  # bytes of a ciphertext; with fewer than 2^21 its le
 
 @dataclass(frozen=True)
 class Ring:
+    """Parameters of a lattice scheme (BFV or CKKS)."""
+
     name: str
     degree: int
     moduli: tuple[int, ...]  # bits of the primes of the coefficient modulus

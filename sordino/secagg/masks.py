@@ -215,6 +215,8 @@ _HEAD = struct.Struct("<4sBBI16sQQBQI")  # all little-endian
 
 
 class MessageKind(IntEnum):
+    """Kinds of messages of a masked sum, in the order in which they are sent."""
+
     ADVERT = 1  # model, channel key, mask key
     ROSTER = 2  # of every client: number, advert
     SHARES = 3  # to whom, sealed shares
@@ -238,6 +240,8 @@ Record = tuple[Any, ...]
 
 
 class KeyAdvertisement(NamedTuple):
+    """Public keys of a client for one masked sum."""
+
     model: bytes
     channel: bytes
     mask: bytes

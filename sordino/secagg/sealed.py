@@ -42,6 +42,8 @@ _HEAD = struct.Struct("<4sH8s16sIQBBdIIQ")  # all little-endian
 
 @dataclass(frozen=True)
 class SealedHeader:
+    """Header of an encrypted message: key, round, layout, and number of contributions."""
+
     scheme: str  # "paillier", "bfv", "ckks"
     key: bytes  # id of the public key, 16 bytes
     round: int

@@ -31,12 +31,16 @@ MOMENTUM, EPS = 0.1, 1e-5
 
 
 class Server(NamedTuple):
+    """The server's state: the model, and the generator of features."""
+
     x: Params
     generator: Params
     round: Tensor
 
 
 class Up(NamedTuple):
+    """Upload: the change of the local model, and the counts of the client's labels."""
+
     delta: Params
     counts: Tensor  # of the client's labels
 

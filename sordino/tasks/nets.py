@@ -231,6 +231,8 @@ def vgg16(shape: tuple[int, ...], classes: int, dropout: float = 0.5) -> nn.Modu
 
 
 class MeanPool(nn.Module):
+    """Mean over height and width."""
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.mean(x, dim=(2, 3))
 

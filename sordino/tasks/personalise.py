@@ -39,6 +39,8 @@ class Shared:
 
 @dataclass(frozen=True)
 class NearestMean:
+    """Classifier by the nearest mean of features."""
+
     task: Task
     params: Params
     labels: Tensor  # the classes the client has, in rising order

@@ -61,6 +61,8 @@ class Heading:
 
 
 class Message(NamedTuple):
+    """A message: its head, and the bodies that follow."""
+
     head: Heading
     bodies: tuple[memoryview, ...]
     signed: bytes = b""  # the head as it came, with its signature

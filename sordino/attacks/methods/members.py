@@ -44,6 +44,8 @@ PREPARED = "the run begins with a preparation, which shadow models would have to
 
 
 class MemberScores(NamedTuple):
+    """Scores of examples that were trained on, and of others."""
+
     members: Tensor  # scores
     others: Tensor
 

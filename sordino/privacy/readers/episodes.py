@@ -235,6 +235,8 @@ class CellShard(GuardedShard[CellGradient]):
 
 @dataclass
 class NoisyEpisode:
+    """Episode of one cell after the other, whose gradients are clipped and noised."""
+
     _reader: CellGradient
     _cells: list[tuple[int, Examples]] = field(repr=False)
     _grant: Grant

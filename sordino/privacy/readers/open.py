@@ -57,6 +57,8 @@ class Open(Reader):
 
 @dataclass(frozen=True)
 class OpenShard:
+    """A client's examples without protection."""
+
     _examples: Examples = field(repr=False)
     _grant: Grant
     _task: Task = field(repr=False)
@@ -123,6 +125,8 @@ class OpenShard:
 
 @dataclass(slots=True, eq=False, repr=False)
 class OpenBatch:
+    """Batch of examples without protection."""
+
     live: ClassVar[None] = None
     _shard: OpenShard
     _rows: Tensor  # of the shard

@@ -111,6 +111,8 @@ class PaddedShard(GuardedShard[Open]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class PaddedBatch:
+    """Batch of clients of a stack, padded to one length."""
+
     _shard: PaddedShard
     _ready: tuple[Ready, Tensor]
     _share: Tensor | None = None  # of each row in the mean; None: the same of all

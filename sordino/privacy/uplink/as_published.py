@@ -58,6 +58,8 @@ ONE_RECORD = "the noise is sized for one record in a mean over all, not for a cl
 
 @dataclass(frozen=True)
 class AsPublished(Stage, ABC):
+    """Base class of stages whose published epsilon proves nothing: its rows are nominal."""
+
     @property
     @abstractmethod
     def reasons(self) -> tuple[str, ...]:

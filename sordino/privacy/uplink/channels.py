@@ -139,10 +139,14 @@ class SecureSums(Protocol[S]):
 
 
 class MaskedSums(SecureSums["Aggregated"], Protocol):
+    """Interface of secure sums by masks."""
+
     def channel(self, stage: Aggregated, layout: Layout, run: str, /) -> MaskedChannel: ...
 
 
 class EncryptedSums(SecureSums["Encrypted"], Protocol):
+    """Interface of secure sums by encryption."""
+
     @property
     def GENERATE(self) -> Mapping[str, Callable[[Encrypted], SecretKey]]: ...  # by scheme
     def check(self, stage: Encrypted, layout: Layout, count: int, /) -> None: ...  # so many uploads can be added

@@ -43,6 +43,8 @@ PUBLIC_WEIGHTS = "the number of examples of each client is public"
 
 
 class Flagged(NamedTuple):
+    """An upload, and the client's flag beside it."""
+
     x: Tree
     flag: Tensor
 

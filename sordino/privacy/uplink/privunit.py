@@ -40,6 +40,8 @@ MOST = 500.0  # beyond, a cap is too small for a float, and e^500 protects nobod
 
 
 class Cap(NamedTuple):
+    """The cap of the sphere from which an answer is drawn with probability p."""
+
     dimension: int
     epsilon: float
     p: float  # probability of the cap

@@ -90,6 +90,8 @@ class JoinedInput(nn.Module):
 
 
 class Generator(nn.Module):
+    """Network that draws an image, or features, from noise and a label."""
+
     def __init__(self, mix: nn.Module, *body: nn.Module) -> None:
         super().__init__()
         self.mix, self.body = mix, nn.Sequential(*body, nn.Tanh())

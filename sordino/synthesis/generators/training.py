@@ -35,6 +35,8 @@ ACGAN_LOGGED = ("generator", "epoch", "generator_loss", "discriminator_loss", "a
 
 @dataclass(frozen=True)
 class AcganSettings:
+    """Settings of ACGAN's training."""
+
     epochs: int = 500
     batch: int = 64
     lr: float = 2e-4

@@ -78,6 +78,8 @@ def _between(table: Tensor | nn.Module, truncation: float) -> Tensor:
 
 
 class ResidualBlock(nn.Module):
+    """Residual block of BigGAN-deep."""
+
     def __init__(self, wide: int, out: int, doubles: bool, plan: NetworkConfig) -> None:
         super().__init__()
         thin = wide // 4
@@ -102,6 +104,8 @@ def _doubled(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
+    """Self-attention of BigGAN-deep."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.snconv1x1_theta = nn.Conv2d(width, width // 8, 1, bias=False)
@@ -121,6 +125,8 @@ class Attention(nn.Module):
 
 
 class BigGanGenerator(nn.Module):
+    """The layers of BigGAN-deep that draw an image from a condition."""
+
     def __init__(self, plan: NetworkConfig) -> None:
         super().__init__()
         width = plan.channel_width
@@ -146,6 +152,8 @@ class BigGanGenerator(nn.Module):
 
 
 class BigGanNetwork(nn.Module):
+    """BigGAN-deep: embedding of the class, and generator."""
+
     def __init__(self, plan: NetworkConfig) -> None:
         super().__init__()
         self.plan = plan

@@ -177,6 +177,8 @@ Draw: TypeAlias = Callable[[list[str], list[int]], Array]  # prompts and seeds -
 
 
 class Drawn(NamedTuple):
+    """Images that were drawn for each class, and counts of them."""
+
     images: list[Array]  # per class, without the blanks
     facts: dict[str, int]
 

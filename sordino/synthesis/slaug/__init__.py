@@ -1,6 +1,4 @@
-"""SlaugFL: its preparation, generator and training.
-
-SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
+"""SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
 data augmentation", IEEE Transactions on Mobile Computing, 2024.
 
 This file composes a preparation that makes the generator (`prepare`, or `pool`, then `generator`) and the training with
@@ -168,6 +166,8 @@ class PrototypeState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
+    """Broadcast to one device: model and prototypes, and its number."""
+
     x: Params
     prototypes: Tensor
     known: Tensor
@@ -176,12 +176,16 @@ class Broadcast(NamedTuple):
 
 
 class Model(NamedTuple):
+    """Upload of one device: the change of its model, and its number."""
+
     delta: Params
     device: Tensor
 
 
 @dataclass(frozen=True)
 class Served(Calibrated[PrototypeState, Any, Model], PerClientMessages, carries_statistics=True):
+    """SlaugFL whose server computes the prototypes of generated images."""
+
     reads_each = True
 
     def __post_init__(self) -> None:

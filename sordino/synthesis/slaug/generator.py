@@ -141,6 +141,8 @@ def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: 
 
 
 class Made(NamedTuple):
+    """A trained generator, and the candidates that it learned from."""
+
     generator: Params
     kept: Tensor  # [classes, keep]: numbers of candidates, -1 beyond
     learned: Tensor  # [classes]: 1 for classes that it learned; prototypes alone teach it their own
@@ -150,6 +152,8 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
+    """How the generator is trained."""
+
     kind: Kind = "auto"
     scenario: Literal[1, 2] = 1
     keep: int = 1000  # candidates of a class

@@ -48,11 +48,15 @@ class Ranked(NamedTuple):
 
 
 class Start(NamedTuple):
+    """Broadcast: the model to train, and the number of the device."""
+
     x: Params
     device: Tensor  # its number
 
 
 class Up(NamedTuple):
+    """Upload: the change of the local model, and the number of the device."""
+
     delta: Params
     device: Tensor
 
@@ -76,10 +80,14 @@ class Asking(NamedTuple):
 
 
 class ImageRequest(NamedTuple):
+    """Request for a prototype of one class."""
+
     label: Tensor  # of the requested class
 
 
 class ImageRequests(NamedTuple):
+    """Requests for prototypes, one for each slot."""
+
     device: Tensor  # [slots]; -1 without a request now
     label: Tensor
 

@@ -43,6 +43,8 @@ from sordino.types import Examples, Params, Received, Shard, Task
 
 
 class Pooled(NamedTuple):
+    """The server's state of the pooled preparation."""
+
     x: Params  # of the extractor
     directions: Tensor  # [classes, project]
     generator: Params
@@ -53,6 +55,8 @@ class Pooled(NamedTuple):
 
 
 class Sums(NamedTuple):
+    """Upload of the pooled preparation: sums of features by class."""
+
     sums: Tensor  # per class, of features of length 1
 
 

@@ -195,6 +195,8 @@ class Ask(
     RequestsClients,
     carries_statistics=True,
 ):
+    """Phase in which the server asks the best devices for prototypes, and makes the generator."""
+
     uplink: Uplink = PLAIN
     recipe: Recipe = Recipe()
     least: float = 1  # images that a prototype needs

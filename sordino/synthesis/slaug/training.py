@@ -40,6 +40,8 @@ CLASSES = "classes"  # learned by the generator, beside its weights
 
 
 class Server(NamedTuple):
+    """The server's state: the model, and the prototypes of its classes."""
+
     x: Params
     prototypes: Tensor  # [classes, d]
     known: Tensor  # which of them there are
@@ -70,6 +72,8 @@ class Start(Protocol):
 
 
 class Up(NamedTuple):
+    """Upload: the change of the local model, with sums and counts of features by class."""
+
     delta: Params
     # of the features of drawn images, by class; in parts of the client's size, so that weights make them a plain sum
     sums: Tensor

@@ -55,6 +55,8 @@ IDLE = 3  # answers without anything new that end a dialogue
 
 
 class Reply(NamedTuple):
+    """Reply of a language model."""
+
     text: str
     refused: bool = False  # by a field of the answer
 

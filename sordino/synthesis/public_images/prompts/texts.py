@@ -63,6 +63,8 @@ VIEWS = (
 
 
 class Prompts(NamedTuple):
+    """Prompts for the images of one class, and where they came from."""
+
     texts: tuple[str, ...]
     by: dict[str, int]  # number by backend
     calls: int = 0  # of a language model, of which some cost money
@@ -70,6 +72,8 @@ class Prompts(NamedTuple):
 
 
 class PromptSource(Protocol):
+    """Interface of sources of prompts."""
+
     def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         """Prompts, `count` of them, for images of the class `name`; equal keys in `wanted` give equal prompts."""
         ...
