@@ -128,6 +128,12 @@ class Comparison:
     def choosing(self) -> list[str]:
         """Sentences to print with the table: the privacy cost of choosing, and a target that is too low to compare."""
         said = choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
+        if self.others:
+            few = ", ".join(self.others[:3]) + (", ..." if len(self.others) > 3 else "")
+            said.append(
+                f"Not counted: {len(self.others)} other runs in {self.folder}, finished or not ({few}). Where they "
+                "belong to the same search, what they cost adds to it."
+            )
         target, constant = self.table[0].target, max(_constant(run) for m in self.methods for run in m.runs)
         if target > constant:
             return said
@@ -136,6 +142,13 @@ class Comparison:
             f"The target of {target:.1%} is no better than a constant answer ({constant:.1%}), so rounds and bytes to "
             "it say nothing: train longer, or give a --target.",
         ]
+
+    @property
+    def others(self) -> list[str]:
+        """Runs in the folder that are not of this comparison, such as those of a method that was dropped from it."""
+        mine = {f"{_folder(method.name)}/seed-{i}" for method in self.methods for i in range(len(method.runs))}
+        begun = sorted(path for path in self.folder.glob("*/seed-*") if RunFolder(path).begun)
+        return [found for path in begun if (found := f"{path.parent.name}/{path.name}") not in mine]
 
     def frame(self) -> pandas.DataFrame:
         """The table as a pandas data frame."""
@@ -276,7 +289,7 @@ def _run(experiment: Experiment, folder: Path, watch: Watch) -> Ended:
         raise RunError(
             f"{folder} holds a run with another configuration",
             why="the experiment file has changed since, and old and new results must not be mixed in one table",
-            fix="remove that folder, or give another --out",
+            fix="give another --out, or remove that folder; with real noise keep it, since what it cost adds up",
             code="stale-comparison",
         )
     return resume(folder, watch)

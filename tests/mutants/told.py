@@ -10,6 +10,13 @@ MEASURED = "tests/results/test_measured_by.py"
 
 TOLD = [
     one(
+        "trials that were dropped from a search are not named",
+        "results/comparison.py",
+        'path in self.folder.glob("*/seed-*") if RunFolder(path).begun',
+        'path in self.folder.glob("*/seed-*") if not RunFolder(path).begun',
+        "tests/results/test_comparison.py::test_runs_that_were_dropped_from_a_search_are_named",
+    ),
+    one(
         "a score among the metrics of the dashboard",
         "report/dashboard/run_state.py",
         "{}, run.run.experiment.rounds",

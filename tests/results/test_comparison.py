@@ -246,6 +246,16 @@ def test_a_sweep_is_one_method_per_value_and_says_what_it_cost(sweep: Comparison
 
 
 @pytest.mark.slow
+def test_runs_that_were_dropped_from_a_search_are_named(sweep: Comparison) -> None:
+    """A trial that failed, was stopped, or whose file is named no more lies there all the same, and has been paid."""
+    assert "Not counted" not in " ".join(sweep.choosing)
+    (gone, *kept), seeds = sweep.methods, len(sweep.methods[0].runs)
+    told = next(line for line in replace(sweep, methods=kept).choosing if line.startswith("Not counted"))
+    assert f"{seeds} other runs" in told
+    assert f"{gone.name}/seed-0" in told
+
+
+@pytest.mark.slow
 def test_the_command_of_a_comparison_makes_it_again(sweep: Comparison) -> None:
     words = shlex.split(sweep.command)
     assert words[:2] == ["sordino", "compare"]
