@@ -129,8 +129,8 @@ def statement(
 
 
 def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Subject, float, Status]]:
-    """The finite epsilons of `statement`, each with its subject and the status of its proof, without the bounds of
-    single accountants.
+    """The finite epsilons of `statement` that hold at `delta` itself, each with its subject and the status of its
+    proof, without the bounds of single accountants.
     """
     clients, found = list(read_notes(texts, population).values()), list[tuple[Subject, float, Status]]()
     released = [release for releases in clients for release in releases]
@@ -139,7 +139,7 @@ def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[
             costs = [cost(releases, subject) for releases in clients]
             worst, ideal, whole = _worst(costs, delta, subject.neighbours)
             epsilon = _epsilon(costs[worst], ideal, subject.neighbours)
-            if whole < 1 and math.isfinite(epsilon):
+            if whole <= delta and math.isfinite(epsilon):
                 status = max((each.status for each in costs), key=STATUSES.index)
                 found.append((subject, epsilon, status))
     return sorted(found, key=lambda one: _place(one[0]))

@@ -113,7 +113,8 @@ def claim(unit: Unit, how: Neighbours, event: Event, **more: Any) -> Claim:
 def stated(*releases: Sequence[Claim]) -> dict[tuple[str, str], Guarantee]:
     texts = [note([("*", list(claims))]) for claims in releases]
     rows = statement(texts, 3, DELTA)
-    assert epsilons(texts, 3, DELTA) == [(row.subject, row.epsilon, row.status) for row in rows if row.finite]
+    held = [row for row in rows if row.finite and row.delta <= DELTA]  # others need a larger delta, and say which
+    assert epsilons(texts, 3, DELTA) == [(row.subject, row.epsilon, row.status) for row in held]
     assert len({row.subject for row in rows}) == len(rows)
     return {(row.unit, row.neighbours): row for row in rows}
 
@@ -274,13 +275,12 @@ def test_what_the_noise_tables_lack_is_taken_out_of_delta() -> None:
 
 
 @pytest.mark.parametrize(("whole", "finite"), [(0.99, True), (1.01, False), (1.99, False)])
-def test_a_delta_of_one_is_no_promise_and_both_ways_say_so(whole: float, finite: bool) -> None:
+def test_a_delta_of_one_is_no_promise_and_a_larger_one_is_no_point_of_a_curve(whole: float, finite: bool) -> None:
     epsilon = epsilon_of(1.0, DELTA)
     made = claim("example", "replace", Gaussian(1.0), drift=(whole - DELTA) / (1 + math.exp(epsilon)))
     row = stated((made,))["example", "replace"]
     assert (row.epsilon, row.delta) == pytest.approx((epsilon, whole) if finite else (math.inf, DELTA))
-    short = epsilons([note([("*", [made])])], 3, DELTA)
-    assert [(subject, cost) for subject, cost, _ in short] == [(row.subject, row.epsilon)] * finite
+    assert epsilons([note([("*", [made])])], 3, DELTA) == []
 
 
 # persons --------------------------------------------------------------------------------------------------------------

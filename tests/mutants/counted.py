@@ -201,6 +201,13 @@ COUNTED_OR_NOT = [
         "tests/results/test_cost_of_a_search.py::test_delta_has_what_the_noise_of_all_configurations_lacks",
     ),
     one(
+        "a curve at a delta that does not hold",
+        "accounting/statement.py",
+        "if whole <= delta and math.isfinite(epsilon):",
+        "if whole < 1 and math.isfinite(epsilon):",
+        f"{COVERING}::test_a_delta_of_one_is_no_promise_and_a_larger_one_is_no_point_of_a_curve",
+    ),
+    one(
         "typed noise for which nobody looks at delta",
         "planning/planner.py",
         "if found > delta:",
