@@ -27,6 +27,7 @@ import torch
 
 from sordino import tree
 from sordino.engine.client_states import looks
+from sordino.fast import give_back_freed_memory
 from sordino.fast.factored import dense
 from sordino.fast.parallel import ROOM, Ends, ProcessMessage, Told, apart, whole
 from sordino.tree import Tree
@@ -190,6 +191,7 @@ class Forks:
         estimated work (`Unit.cost`), 0 where unknown.
         """
         if self._many > 1 and possible():
+            give_back_freed_memory()  # threads have trained so far, and pause from here on
             # where the machine gives no more, fewer help
             with _held_back(), contextlib.suppress(OSError):
                 for _ in range(self._many - 1):
