@@ -275,6 +275,7 @@ def test_twenty_rollbacks_are_seen_by_whoever_saw_a_later_head(tmp_path: Path) -
 # ---------------------------------------------------------------- G15: repeated
 
 
+@pytest.mark.slow
 def test_a_hundred_replays_are_one_charge_and_the_same_bytes(tmp_path: Path) -> None:
     path, log, world = tmp_path / "ledger", tmp_path / "log", crowded(100)
     for replay in range(100):

@@ -119,6 +119,7 @@ def test_noise_ten_percent_short_is_flagged(mu: float, draws: int) -> None:
     assert mu_lost(outputs) > claimed_mu(reader.claims(ONCE, 500, 1 / mu))
 
 
+@pytest.mark.slow
 def test_a_claim_for_half_the_sensitivity_is_flagged() -> None:
     _, outputs = drawn("replace", 2.0, SOME)  # noise for 2C ...
     halved = NoisyGradient(0.7).claims(ONCE, 500, 2 * (1 / 2.0))  # ... claimed as if it were for C

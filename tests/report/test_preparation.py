@@ -112,6 +112,7 @@ def test_valid_shares_count_what_the_source_put_in_wrong(found: Preparation, fol
     assert len({row.valid_kept for row in found.classes}) > 1
 
 
+@pytest.mark.slow
 def test_outside_a_simulation_nobody_looks_at_what_is_wrong(folder: Path, parts: Simulation) -> None:
     real = parts.setup.experiment.privacy.model_copy(update={"noise": "system"})
     protected = simulated(parts.setup.experiment.model_copy(update={"privacy": real}))

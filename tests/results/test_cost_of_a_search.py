@@ -80,6 +80,7 @@ def test_one_open_release_opens_the_whole_search() -> None:
     assert "No finite epsilon" in choosing([row], 2, 1, sweep=True)[-1]
 
 
+@pytest.mark.slow
 def test_costs_under_different_neighbours_are_not_mixed() -> None:
     # under replace the second would be missing, and the sum would be too small
     mixed = [ledger(Gaussian(2.0), 1), ledger(Poisson(0.1, Gaussian(1.0)), 1, neighbours="zero_out")]

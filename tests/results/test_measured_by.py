@@ -84,6 +84,7 @@ def test_where_all_are_measured_alike_the_caption_says_it_and_there_is_a_p(
     assert [row.p_against_first for row in same] == [None, 0.04]
 
 
+@pytest.mark.slow
 def test_everywhere_a_run_shows_its_score_it_says_whose_answers_it_is_of(
     as_used: Comparison, cli: Callable[..., Said]
 ) -> None:

@@ -58,6 +58,7 @@ def test_every_phase_is_in_the_books_under_its_own_name(once: Path) -> None:
     assert setup.plan is not None
 
 
+@pytest.mark.slow
 def test_a_receipt_without_the_preparation_is_caught(once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = PlannedPhase.accounts
 

@@ -169,6 +169,7 @@ def test_a_release_is_not_charged_twice_on_a_shared_ledger(paid: Path, tmp_path:
     assert refused.value.code == "prepared-on-shared-ledger"
 
 
+@pytest.mark.slow
 def test_what_is_not_published_yet_is_not_taken(paid: Path, tmp_path: Path) -> None:
     """A source killed between its checkpoint and the publication."""
     source = shutil.copytree(paid, tmp_path / "source")
@@ -193,7 +194,7 @@ def test_candidates_are_neither_drawn_again_nor_needed(tmp_path: Path, monkeypat
     assert (taken / "candidates.json").read_bytes() == (source / "candidates.json").read_bytes()
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

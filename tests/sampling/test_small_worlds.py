@@ -198,8 +198,9 @@ def test_every_client_of_a_hidden_cohort_keeps_the_amplified_price(
         assert max(found) > 0.5  # of the delta that is stated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("rate", [0.5, pytest.param(0.3, marks=slow)])
+@pytest.mark.parametrize("rate", [0.5, 0.3])
 def test_two_hidden_rounds_keep_what_is_printed_for_both(law: str, rate: float) -> None:
     noise, event = LAWS[law]
     for allowed in (1e-5, 1e-2):

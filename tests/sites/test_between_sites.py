@@ -85,7 +85,7 @@ def test_between_sites_every_round_has_a_checkpoint() -> None:
     assert settled(rare, rehearsal=True).engine.checkpoint_every == 1
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gaussian_gdp", "scaffold", "fedprox"])
 def test_with_default_executors_it_is_the_same_model_to_rounding(name: str, tmp_path: Path) -> None:
     """A simulation computes several clients in one go, a site has its own alone: the same numbers are added in another

@@ -72,6 +72,7 @@ def test_the_task_trains_it() -> None:
     assert torch.allclose(learned.head(params, z), learned.predict(params, X), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_examples_do_not_mix() -> None:
     learned = task(tiny())
     params = learned.init(keys.root(3))

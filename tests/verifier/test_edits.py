@@ -270,6 +270,7 @@ def test_of_a_thousand_edits_one_passes_at_most(runs: list[Path], tmp_path: Path
     assert len(passing(runs, 1000, tmp_path)) <= 1
 
 
+@pytest.mark.slow
 def test_a_verifier_that_trusts_printed_numbers_lets_edits_pass(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,7 +269,8 @@ def test_a_scale_without_a_grid_is_refused(scale: float) -> None:
     assert refusal.value.code == "noise-scale-not-positive"
 
 
-@pytest.mark.parametrize("scale", [4096.0, pytest.param(5000.123456789, marks=pytest.mark.slow), 8191.9])
+@pytest.mark.one_fast
+@pytest.mark.parametrize("scale", [4096.0, 5000.123456789, 8191.9])
 @pytest.mark.parametrize("law", LAWS)
 def test_words_that_are_looked_up_have_the_place_that_a_search_finds(law: str, scale: float) -> None:
     """At all ends of places and of looked-up intervals, where a mistake would lie."""

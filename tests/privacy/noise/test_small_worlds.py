@@ -237,7 +237,8 @@ def test_discrete_gaussian_noise_keeps_what_is_printed_for_it(moved: str) -> Non
     assert max(tight) > 0.9  # Renyi divergences alone are known of it, and they give no curve without a gap
 
 
-@pytest.mark.parametrize("n", [2, 4, pytest.param(16, marks=slow), pytest.param(64, marks=slow)])
+@pytest.mark.one_fast
+@pytest.mark.parametrize("n", [2, 4, 16, 64])
 def test_gaussian_noise_on_integers_is_rounded_gaussian_noise(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """To within 0.021 / n^4, a bound that is proved for fine grids: rounding is post-processing, whatever is composed.
     With the variance of the continuous law it is 0.02 / n^2 away.

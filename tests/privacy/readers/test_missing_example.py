@@ -112,6 +112,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", NETWORKS)
 def test_passes_of_one_example_each_give_the_same_sum(name: str) -> None:
     task = Classification(NETWORKS[name](), name=name, shape=(WIDTH,), mean=(0.0,), std=(1.0,), image=False)

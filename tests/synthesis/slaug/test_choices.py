@@ -332,6 +332,7 @@ def test_a_unit_that_one_phase_protects_and_the_run_does_not_is_named() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_receipt_that_lends_a_phase_a_promise_is_caught(sent: Path, tmp_path: Path) -> None:
     """The words come from the ledger alone: a number typed into the receipt does not verify."""
     place = sent / "privacy.json"
