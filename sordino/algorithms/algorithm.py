@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias
 
 from sordino import user_code
 from sordino.algorithms.optional import Home, OptionalSide
-from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import OwnModels
@@ -137,20 +136,7 @@ AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 def own_algorithm(path: str) -> type[AnyAlgorithm]:
     """A user's own algorithm, given as `module:Class`; its gradients and uploads are clipped and noised like those of
     the library's."""
-    made = user_code.load(path, "algorithm")
-    fix = "write a subclass of an algorithm that exists, as FedProx does with FedAvg, or write all of its methods"
-    if not (isinstance(made, type) and issubclass(made, Algorithm)):
-        why = "it is not a subclass of sordino.algorithms.algorithm.Algorithm"
-    elif missing := unwritten(made):
-        why = f"it has no {', '.join(missing)}"
-    else:
-        return made
-    raise ConfigError(
-        f"{path!r} is not an algorithm",
-        why=why,
-        fix=f"{fix}; `sordino check FILE` names what is missing",
-        code="not-an-algorithm",
-    )
+    return user_code.of_kind(path, "algorithm", Algorithm)  # type: ignore[type-abstract]
 
 
 def unwritten(made: type[AnyAlgorithm]) -> list[str]:

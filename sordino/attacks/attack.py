@@ -12,31 +12,23 @@ whose noise protects real people are refused: attack the same experiment with se
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 from sordino.accounting.claims import Adversary
-from sordino.results.findings import AttackFinding, Verdict
-
-if TYPE_CHECKING:
-    from sordino.attacks.attacked_run import AttackedRun
-
-
-import json
-from collections.abc import Callable
-from pathlib import Path
-
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
 from sordino.audits.replay import check_allowed
 from sordino.config import Experiment
-from sordino.errors import Range, RunError, check_range
+from sordino.errors import ConfigError, Range, RunError, check_range
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import key_of_data
-from sordino.results.findings import UNPOISONED, UNSEEN, Assault
+from sordino.results.findings import UNPOISONED, UNSEEN, Assault, AttackFinding, Verdict
 from sordino.runs.simulation import settle, simulated
 
 BLIND = "it fails on the same run without protection, too: so it shows nothing here"
@@ -111,7 +103,6 @@ def judged(value: float, baseline: float, control: float | None, margin: float) 
 def registered(known: Sequence[str] | None = None) -> dict[str, type[Attack]]:
     """Attacks by name: the named ones, or all except costly ones."""
     from sordino.attacks.methods import ATTACKS
-    from sordino.errors import ConfigError
 
     if known is None:
         return {name: kind for name, kind in ATTACKS.items() if not kind.costly}

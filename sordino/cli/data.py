@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from sordino.cli import Encoding, Json, Screen, Verb, Verbs, What, experiment_and_changes, note, say, titled, write
+from sordino.errors import DataError, extra
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,7 +78,6 @@ def schema(
 ) -> None:
     """Draft the schema of a table: the values its columns can hold, for you to confirm from what you know of them."""
     from sordino import config
-    from sordino.errors import DataError, extra
 
     told = {"separator": separator, "decimal": decimal, "encoding": encoding}
     given = {name: value for name, value in told.items() if value is not None}
@@ -121,7 +121,6 @@ def plot(
 ) -> None:
     """Draw how examples are divided among clients: clients across, labels up."""
     from sordino.branches import part
-    from sordino.errors import DataError
     from sordino.ledger.files import atomic_write
     from sordino.runs.population import Population
 

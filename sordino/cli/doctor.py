@@ -26,6 +26,7 @@ from rich.markup import escape
 
 from sordino.branches import loading
 from sordino.cli import Json, Screen, say
+from sordino.errors import SordinoError
 
 GB = 1e9
 STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}
@@ -240,7 +241,6 @@ def _accelerator() -> str:
 
 def _durable_write(place: Path) -> tuple[float | None, str]:
     from sordino.accounting.claims import ZCDP
-    from sordino.errors import SordinoError
     from sordino.ledger.files import atomic_write
     from sordino.ledger.ledger import Ledger, LedgerScope
 

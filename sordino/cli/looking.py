@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -17,15 +17,11 @@ from rich.markup import escape
 
 from sordino.branches import when_used
 from sordino.cli import Encoding, Json, Screen, note, say, write
+from sordino.errors import ConfigError, SordinoError
 
 if TYPE_CHECKING:
     from sordino.receipts.folder import RunFolder
     from sordino.runs.listing import RunStatus, WatchStart
-
-
-from typing import Any
-
-from sordino.errors import ConfigError
 
 
 def list_(place: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path("runs"), as_json: Json = False) -> None:
@@ -78,7 +74,6 @@ def whole_run(run: RunFolder) -> dict[str, object]:
 
 def prepared(folder: Path) -> RenderableType:
     """Table of a run's preparation (phases before round 1); if its data are gone, a sentence that says so."""
-    from sordino.errors import SordinoError
     from sordino.receipts.folder import RunFolder
 
     if not RunFolder(folder).prepared():

@@ -19,19 +19,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,13 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, islice
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -27,13 +31,6 @@ from sordino.fast.factored import EVERY, ClientRows, Lazy, Matrix, Scaled, Span
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, islice
-from queue import SimpleQueue
-from typing import Generic, TypeVar
 
 ROOM = 1 << 28  # bytes that one side may leave for the other in a round
 ALIGNED = 64  # where a tensor may begin

@@ -7,6 +7,8 @@ stopped at any time, and cannot make the run fail.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,17 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sordino.branches import when_used
-from sordino.cli import Figures, PlanCode, Screen, SignedBy
+from sordino.cli import Figures, PlanCode, Quiet, Screen, SignedBy
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.receipts.documents import Evidence
-
-
-import contextlib
-import signal
-
-from sordino.cli import Quiet
 
 
 def report(
@@ -125,7 +121,9 @@ def _written(found: Evidence, as_: Document, folder: Path, target: Path) -> Path
     from sordino.ledger.files import atomic_write
     from sordino.receipts.documents import card, record
     from sordino.receipts.signature import envelope
-    from sordino.report.run_page import annex_page, as_pdf
+
+    with when_used("torch"):
+        from sordino.report.run_page import annex_page, as_pdf
 
     if target.suffix == ".pdf":
         return as_pdf(annex_page(found), target)

@@ -20,7 +20,8 @@ from typing import Any
 
 from sordino.accounting.events import Json
 from sordino.branches import part
-from sordino.config import Experiment, Section
+from sordino.config import Experiment, Section, parameters
+from sordino.config.reading import nearest
 from sordino.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -54,8 +55,6 @@ def of_algorithm(name: str) -> Json:
 
         return _entry("algorithm", name, own_algorithm(name))
     if name not in listed:
-        from sordino.config.reading import nearest
-
         raise ConfigError(
             f"there is no algorithm {name!r}",
             fix=f"{nearest(name, listed)}; `module:Class` names one of your own",
@@ -99,7 +98,6 @@ def _choices() -> dict[str, Mapping[str, Callable[..., object]]]:
 
 
 def _entry(table: str, name: str, made: Callable[..., object]) -> dict[str, Any]:
-    from sordino.config import parameters
     from sordino.runs.backend import CandidateSettings
 
     taken = parameters(made) | (parameters(CandidateSettings) if table == "candidates" else {})

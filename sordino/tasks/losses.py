@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 LossFunction: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
