@@ -27,7 +27,7 @@ from sordino import config
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import epsilon_text, merged, sentence
 from sordino.algorithms import all_algorithms
-from sordino.budget.client_budgets import SCHEDULES
+from sordino.budget import SCHEDULES
 from sordino.cli.program import app
 from sordino.config import Experiment, gates
 from sordino.partition import SCHEMES

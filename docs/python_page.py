@@ -14,8 +14,8 @@ from sordino import errors, types
 from sordino.algorithms import optional
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.phases import Phase
+from sordino.results import Result
 from sordino.results.comparison import Comparison
-from sordino.results.one_run import Result
 
 SIDES = (
     *(optional.PublicFacts, optional.Home, optional.FitsData, optional.OwnLoss, optional.OtherReads),

@@ -8,7 +8,7 @@ from typing import Any
 
 from marking import joined, plain, table
 
-from sordino.receipts.run_files import receipt_schema
+from sordino.receipts import receipt_schema
 
 
 def receipt() -> str:

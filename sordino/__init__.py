@@ -17,9 +17,9 @@ from sordino.version import __version__
 if TYPE_CHECKING:
     from sordino.audits.gates import Audit
     from sordino.receipts.verify import Verdict
+    from sordino.results import Result
     from sordino.results.comparison import Comparison
     from sordino.results.findings import TrainedAudit
-    from sordino.results.one_run import Result
     from sordino.results.prediction import Predicted
     from sordino.runs.forecast import Compared
     from sordino.runs.play import Ended
@@ -187,7 +187,7 @@ def open_run(folder: str | Path, **objects: Any) -> Result:
     that the run was begun with.
     """
     from sordino.config import session
-    from sordino.results.one_run import open_run as open_
+    from sordino.results import open_run as open_
 
     return open_(folder, session.objects(objects))
 
@@ -234,7 +234,7 @@ def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str], obj
     from rich.console import Console
 
     from sordino.cli.progress import progress
-    from sordino.results.one_run import Result
+    from sordino.results import Result
     from sordino.runs.trackers import tracked
 
     with progress(Console(stderr=True, quiet=not shown)) as watch:

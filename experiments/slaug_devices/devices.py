@@ -20,7 +20,7 @@ from typing import Any
 from sordino import config
 from sordino.config import Experiment
 from sordino.receipts.folder import RunFolder
-from sordino.results.one_run import open_run
+from sordino.results import open_run
 from sordino.runs import simulation
 from sordino.runs.run import start
 from sordino.runs.site_process import SlowNetwork

@@ -21,7 +21,7 @@ from sordino.accounting.claims import UNIT, ZCDP, Amount, Currency, cap, cost
 from sordino.accounting.events import Gaussian, valid_delta
 from sordino.accounting.facts import delta_text
 from sordino.accounting.pricing import Counted, Exact, NominalPrice, Pricing, Renyi, best_order, counted_phases
-from sordino.budget.client_budgets import Adaptive, Schedule, Uniform, integer_shares
+from sordino.budget import Adaptive, Schedule, Uniform, integer_shares
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.types import Offer, Unit
 

@@ -20,7 +20,7 @@ from sordino.accounting.accountants import exact_multiplier
 from sordino.accounting.claims import APPROX, UNIT, Amount, Currency, cap, cost
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import NUDGE, Counted, Exact
-from sordino.budget.client_budgets import Adaptive, Uniform
+from sordino.budget import Adaptive, Uniform
 from sordino.budget.plan import Budget, Plan, Price, exactly_gaussian, once
 from sordino.errors import UnsoundGuarantee
 from sordino.sampling.by_budget import (

@@ -18,7 +18,7 @@ from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.planning.planner import Enough
-    from sordino.receipts.run_files import Spending
+    from sordino.receipts import Spending
 
 app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
@@ -218,7 +218,7 @@ def verify(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of privacy.json: every field with its type and meaning, for programs that read receipts."""
-    from sordino.receipts.run_files import receipt_schema
+    from sordino.receipts import receipt_schema
 
     typer.echo(json.dumps(receipt_schema(), indent=2))
 

@@ -20,7 +20,7 @@ from sordino.accounting.words import by_phase, headline
 from sordino.cli import note, titled
 from sordino.metrics import HEADLINES, RoundRow, bytes_text
 from sordino.metrics.measures import TargetReached, last_scored, scores, warnings
-from sordino.receipts.run_files import OfClient, Receipt, ReceiptBudget
+from sordino.receipts import OfClient, Receipt, ReceiptBudget
 
 if TYPE_CHECKING:
     from sordino.cli.bench import Profile

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from sordino import keys, user_code
+from sordino import budget, keys, user_code
 from sordino.accounting.claims import Policy
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.pricing import Pricing
@@ -20,8 +20,7 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import FitsData, PublicFacts
 from sordino.algorithms.phases import Phase
 from sordino.algorithms.preset import adapting
-from sordino.budget import client_budgets
-from sordino.budget.client_budgets import SCHEDULES, Adaptive, Schedule
+from sordino.budget import SCHEDULES, Adaptive, Schedule
 from sordino.budget.plan import Budget, Plan
 from sordino.config import Experiment, build, resolved_table
 from sordino.errors import damaged
@@ -71,7 +70,7 @@ class PlannedRun:
         if not isinstance(privacy.epsilon, dict):
             return Budget(privacy.epsilon, privacy.delta, schedule, None, self.lacks(privacy.epsilon), aside)
         people, key = len(self.public.sizes), keys.root(self.experiment.seed)
-        each = client_budgets.personal(
+        each = budget.personal(
             resolved_table(self.experiment, privacy.epsilon), people, key, self.public.clients
         ).tolist()
         return Budget(max(each), privacy.delta, schedule, each, self.lacks(max(each)), aside)

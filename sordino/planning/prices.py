@@ -21,7 +21,7 @@ from sordino.accounting.published import nominal_multiplier
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import OtherReads
-from sordino.budget.client_budgets import Adaptive
+from sordino.budget import Adaptive
 from sordino.budget.plan import Budget, Plan, draft, exactly_gaussian, shared_currency
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, Range, UnsoundGuarantee, check_range

@@ -36,8 +36,8 @@ from sordino.accounting.words import (
 from sordino.config import Experiment
 from sordino.errors import ConfigError, LedgerError
 from sordino.planning import Agreement, PublicNumbers
+from sordino.receipts import Environment, Receipt
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import Environment, Receipt
 from sordino.receipts.verify import Verdict, examine
 
 TO_FILL_IN = (

@@ -22,8 +22,8 @@ from sordino.config import Experiment, resolved
 from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.files import lock
 from sordino.metrics import PreparedRow, RoundCost, RoundRow
+from sordino.receipts import Environment, LeftInRun, Receipt
 from sordino.receipts.private import FOLDER
-from sordino.receipts.run_files import Environment, LeftInRun, Receipt
 
 F = TypeVar("F", bound=Fact)
 AboutRun = TypeVar("AboutRun", bound=LeftInRun)

@@ -28,9 +28,7 @@ from sordino.ledger.storage import missing
 from sordino.planning import Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedPhase, PlannedRun
-from sordino.receipts import seal
-from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import (
+from sordino.receipts import (
     Between,
     Environment,
     Group,
@@ -40,7 +38,9 @@ from sordino.receipts.run_files import (
     Receipt,
     ReceiptBudget,
     Spending,
+    seal,
 )
+from sordino.receipts.folder import RunFolder
 
 T = TypeVar("T", int, float)
 _log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from sordino.accounting.facts import read_json
 from sordino.errors import LedgerError, RunError
 from sordino.ledger import storage
 from sordino.ledger.ledger import Ledger
+from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import Receipt
 
 _ANY = RunFolder(Path())
 PAGE = _ANY.page_file.name

@@ -22,13 +22,13 @@ from sordino.metrics import HEADLINES, Headline, RoundRow, bytes_text, scaled
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import headline, in_front, last_scored, scores, warnings
 from sordino.partition.row_numbers import summary, table
+from sordino.receipts import Environment, ReceiptBudget, Spending
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, some_of, spending
-from sordino.receipts.run_files import Environment, ReceiptBudget, Spending
 from sordino.report.charts import Axis, Line, LinePoint, Lines, Write, number, percent
+from sordino.results import Curve, Points, curve, stops
 from sordino.results import preparation_facts as preparation
 from sordino.results.findings import Assault, TrainedAudit, read_attacks, read_audit
-from sordino.results.one_run import Curve, Points, curve, stops
 from sordino.results.preparation_facts import Preparation
 from sordino.runs.population import Population
 from sordino.runs.setup import Whole

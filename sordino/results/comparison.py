@@ -29,8 +29,8 @@ from sordino.metrics.measures import Metrics, in_front
 from sordino.planning.methods import Methods
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
+from sordino.results import frame
 from sordino.results.comparison_table import Method, Row, snippet, table
-from sordino.results.one_run import frame
 from sordino.results.sweeps import Composed, Notes, Setting, choosing, composed, grid
 from sordino.runs.play import Ended, Progress
 from sordino.runs.run import resume, start

@@ -15,8 +15,8 @@ from sordino.accounting.claims import Adversary, Status, Subject, standing
 from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number, delta_text, epsilon_text
 from sordino.accounting.statement import Promised
 from sordino.ledger.files import atomic_write
+from sordino.receipts import LeftInRun
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import LeftInRun
 from sordino.results.markup import Pixels, png
 
 TrainedVerdict = Literal[

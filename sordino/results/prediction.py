@@ -26,7 +26,7 @@ from sordino.metrics.evaluation import Evaluator
 from sordino.metrics.scores import scored
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.results.one_run import frame
+from sordino.results import frame
 from sordino.runs import bundle as bundles
 from sordino.runs.bundle import Bundle
 from sordino.tasks import PROBLEMS, Problem

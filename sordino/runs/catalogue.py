@@ -77,7 +77,7 @@ def asked() -> Json:
 
 def _choices() -> dict[str, Mapping[str, Callable[..., object]]]:
     from sordino.algorithms import all_algorithms
-    from sordino.budget.client_budgets import SCHEDULES
+    from sordino.budget import SCHEDULES
     from sordino.config import gates
     from sordino.partition import SCHEMES
     from sordino.sampling.by_budget import COHORTS

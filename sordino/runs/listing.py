@@ -18,8 +18,8 @@ from sordino.accounting.statement import Guarantee, strongest
 from sordino.errors import RunError, SordinoError
 from sordino.metrics import RoundRow, Scores
 from sordino.metrics.measures import last_scored
+from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder, no_folder, rows_of
-from sordino.receipts.run_files import Receipt
 from sordino.transport.run_events import RunEvent
 
 

@@ -23,10 +23,9 @@ from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
 from sordino.planning import Agreement
 from sordino.planning.phase import PlannedPhase
-from sordino.receipts import private
+from sordino.receipts import Environment, private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import DATA
-from sordino.receipts.run_files import Environment
 from sordino.runs.bundle import kept_private
 from sordino.runs.setup import Setup
 from sordino.runs.witness import Witness, needed, place_of

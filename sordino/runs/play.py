@@ -28,9 +28,9 @@ from sordino.fast import keep_freed_memory
 from sordino.ledger.files import append_line
 from sordino.metrics import RoundCost, RoundRow
 from sordino.planning.planner import Planner
+from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import write_receipt
-from sordino.receipts.run_files import Receipt
 from sordino.round import Outcome
 from sordino.runs import bundle
 from sordino.runs.backend import Backend, Begun

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sordino.accounting.events import Json
 from sordino.errors import ConfigError
+from sordino.receipts import Receipt
 from sordino.receipts.folder import numbers
-from sordino.receipts.run_files import Receipt
 from sordino.runs.rounds import shown
 
 if TYPE_CHECKING:

@@ -30,9 +30,8 @@ from sordino.fast import keep_freed_memory
 from sordino.metrics import bytes_text
 from sordino.metrics.evaluation import check_shared
 from sordino.planning.planner import Planner
-from sordino.receipts import private
+from sordino.receipts import Receipt, private
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import Receipt
 from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import needed, place_for

@@ -32,10 +32,10 @@ from sordino.metrics import RoundRow
 from sordino.planning import Agreement
 from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
+from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
 from sordino.receipts.receipt import write_receipt
-from sordino.receipts.run_files import Receipt
 from sordino.runs import bundle
 from sordino.runs.declared_data import DeclaredData
 from sordino.runs.setup import Setup

@@ -32,9 +32,8 @@ from sordino.metrics.evaluation import Evaluation, Evaluator, Score
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.planning.planner import Planner
-from sordino.receipts import private
+from sordino.receipts import Environment, private
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import Environment
 from sordino.runs.backend import Backend, Begun, ServerData, ServerRows, examples_of
 from sordino.runs.declared_data import DeclaredData
 from sordino.runs.new_folder import create_folder, environment_of

@@ -22,7 +22,7 @@ from sordino.errors import SordinoError
 from sordino.planning.planner import Planner
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.function_reader import PASSED, FunctionReader
-from sordino.results.one_run import Result
+from sordino.results import Result
 from sordino.runs.simulation import simulated
 from sordino.types import Examples, Grant
 from sordino.user_code import lent

@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino import keys
+from sordino import budget, keys
 from sordino.accounting.accountants import best, exact_multiplier
 from sordino.accounting.claims import UNIT
 from sordino.accounting.events import Gaussian, Poisson, Repeat, amplified
 from sordino.accounting.gaussian_dp import mu_of
-from sordino.budget import client_budgets
 from sordino.budget.plans_by_budget import ThresholdPlan
 from sordino.errors import InvalidBudget
 from sordino.sampling.by_budget import (
@@ -192,7 +191,7 @@ def test_personal_noise_is_weighed_by_its_inverse_variance() -> None:
 )
 def test_budgets_that_are_none(rule: dict[str, Any], code: str) -> None:
     with pytest.raises(InvalidBudget) as refusal:
-        client_budgets.personal(rule, 3, keys.root(1))
+        budget.personal(rule, 3, keys.root(1))
     assert refusal.value.code == code
     assert refusal.value.fix
 
@@ -201,31 +200,31 @@ def test_clients_with_names_are_not_meant_by_numbers() -> None:
     """Numbers would follow the order of names, which nobody sees: 1 would be Ost, and perhaps Süd is meant."""
     names = ("Nord", "Ost", "Süd")
     with pytest.raises(InvalidBudget) as refusal:
-        client_budgets.personal({"clients": {"0": 1.0, "1": 2.0, "2": 3.0}}, 3, keys.root(1), names)
+        budget.personal({"clients": {"0": 1.0, "1": 2.0, "2": 3.0}}, 3, keys.root(1), names)
     assert refusal.value.code == "budget-unknown-client"
     assert "Nord, Ost, Süd" in str(refusal.value.why)
-    named = client_budgets.personal({"clients": {"Süd": 2.0, "Ost": 1.0, "Nord": 3.0}}, 3, keys.root(1), names)
+    named = budget.personal({"clients": {"Süd": 2.0, "Ost": 1.0, "Nord": 3.0}}, 3, keys.root(1), names)
     assert named.tolist() == [3.0, 1.0, 2.0]
 
 
 def test_a_file_of_budgets(tmp_path: Path) -> None:
     file = tmp_path / "budgets.csv"
     file.write_text("client, epsilon\n1, 2.5\n0, 1\n2, 4e0\n")
-    assert client_budgets.personal({"file": str(file)}, 3, keys.root(1)).tolist() == [1.0, 2.5, 4.0]
+    assert budget.personal({"file": str(file)}, 3, keys.root(1)).tolist() == [1.0, 2.5, 4.0]
     file.write_text("client,epsilon\n0,1\n1,\n2,1\n")
     with pytest.raises(InvalidBudget, match="budget of ''"):
-        client_budgets.personal({"file": str(file)}, 3, keys.root(1))
+        budget.personal({"file": str(file)}, 3, keys.root(1))
     file.write_text("who,much\n0,1\n")
     with pytest.raises(InvalidBudget, match="columns"):
-        client_budgets.personal({"file": str(file)}, 3, keys.root(1))
+        budget.personal({"file": str(file)}, 3, keys.root(1))
 
 
 @given(st.integers(1, 200), st.integers(0, 9))
 @settings(max_examples=20)
 def test_groups_are_dealt_by_the_seed(clients: int, seed: int) -> None:
-    one = client_budgets.personal(GROUPS, clients, keys.root(seed))
+    one = budget.personal(GROUPS, clients, keys.root(seed))
     assert len(one) == clients
-    assert one.tolist() == client_budgets.personal(GROUPS, clients, keys.root(seed)).tolist()
+    assert one.tolist() == budget.personal(GROUPS, clients, keys.root(seed)).tolist()
     assert abs((one == 1).sum() - 0.54 * clients) <= 1
-    levels = client_budgets.personal({"linspace": [1, 4], "levels": 4}, clients, keys.root(seed))
+    levels = budget.personal({"linspace": [1, 4], "levels": 4}, clients, keys.root(seed))
     assert set(levels) <= {1.0, 2.0, 3.0, 4.0}

@@ -22,7 +22,7 @@ from scipy.stats import norm
 from sordino.accounting.claims import UNIT, Subject
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import Renyi
-from sordino.budget.client_budgets import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
+from sordino.budget import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
 from sordino.budget.plan import Budget, Plan, Price, draft
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.books import LedgerScope

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.budget.client_budgets import (
+from sordino.budget import (
     SCHEDULES,
     Adaptive,
     Explicit,

@@ -14,8 +14,8 @@ import sordino
 from sordino.errors import ConfigError, DataError, RunError
 from sordino.planning import Agreement
 from sordino.receipts.folder import RunFolder
+from sordino.results import Result
 from sordino.results.comparison import Comparison
-from sordino.results.one_run import Result
 
 DRAW = np.random.default_rng(0)
 AGE = DRAW.normal(size=90)

@@ -15,9 +15,9 @@ from sordino.errors import SordinoError
 from sordino.planning import Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedRun
+from sordino.receipts import Environment
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import write_receipt
-from sordino.receipts.run_files import Environment
 from sordino.version import __version__
 from tests.laws.cases import BY_NAME
 

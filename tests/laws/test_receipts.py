@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from sordino.accounting.composition import read_notes
 from sordino.accounting.events import NonPrivate, leaves
 from sordino.errors import LedgerError
+from sordino.receipts import receipt_schema
 from sordino.receipts.receipt import opened
-from sordino.receipts.run_files import receipt_schema
 from sordino.receipts.verify import verify
 from tests.laws.cases import BY_NAME, CLIENTS, Case
 from tests.laws.traces import differences, trace

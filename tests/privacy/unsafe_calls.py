@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 import sordino
+from sordino import budget, config, keys
 from sordino import checks as check
-from sordino import config, keys
 from sordino.accounting import accountants, claims, events, gaussian_dp, pricing, published
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.attacks.attack import check_allowed
-from sordino.budget import client_budgets
 from sordino.budget.plan import Budget
 from sordino.cli import data as data_verbs
 from sordino.config import gates
@@ -69,7 +68,7 @@ from tests.privacy.unsafe_parts import (
 
 
 def granted(rule: dict[str, Any]) -> Any:
-    return client_budgets.personal(rule, 2, keys.root(1))
+    return budget.personal(rule, 2, keys.root(1))
 
 
 def priced(algorithm: dict[str, Any], cohort: dict[str, Any], schedule: str = "uniform") -> Any:
@@ -181,7 +180,7 @@ CALLS: dict[str, Call] = {
         "unknown-neighbours", lambda: accountants.best(events.Gaussian(1.0), 1e-5, "add-remove")
     ),
     "a delta that real noise uses up": Call(
-        "noise-lacks-delta", lambda: Budget(8.0, 1e-5, client_budgets.Uniform(), lacking=1e-5)
+        "noise-lacks-delta", lambda: Budget(8.0, 1e-5, budget.Uniform(), lacking=1e-5)
     ),
     "a sample under replace": Call(
         "poisson-needs-zero-out", lambda: accountants.best(events.Poisson(0.5, events.Gaussian(1.0)), 1e-5, "replace")
@@ -211,9 +210,7 @@ CALLS: dict[str, Call] = {
     "an amount in floats": Call("amount-not-integer", lambda: claims.ZCDP.amount((0.5,), what="charge")),
     "an amount of another shape": Call("amount-shape", lambda: claims.APPROX.amount((1,), what="charge")),
     "a charge of nothing": Call("amount-zero", lambda: claims.ZCDP.charge((0,), what="charge")),
-    "a share after the last": Call(
-        "budget-exhausted", lambda: client_budgets.Adaptive().next_share([1.0], 0.0, 1, False, 1)
-    ),
+    "a share after the last": Call("budget-exhausted", lambda: budget.Adaptive().next_share([1.0], 0.0, 1, False, 1)),
     "a price for the textbook formula": Call("classic-needs-budget", lambda: pricing.Classic().cost(1.0)),
     "planning with delta 1/N": Call(
         "delta-too-large", lambda: calculator.asked(calculator.Question(1.0, 0.1, "client", 10, 2, 5))

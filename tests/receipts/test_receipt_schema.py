@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from sordino.accounting import events
-from sordino.receipts.run_files import Receipt, receipt_schema
+from sordino.receipts import Receipt, receipt_schema
 from tests.helpers.command_line import Said
 
 SHAPE = Draft202012Validator(receipt_schema())

@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 
 import sordino
-from sordino import config
+from sordino import config, results
 from sordino.accounting.gaussian_dp import epsilon_of, mu_of
 from sordino.config import Experiment
 from sordino.errors import SordinoError
 from sordino.metrics import RoundRow
 from sordino.receipts.receipt import spending
-from sordino.results import markup, one_run
-from sordino.results.one_run import Result
+from sordino.results import Result, markup
 from sordino.runs.listing import promise
 from sordino.runs.simulation import simulated
 
@@ -99,7 +98,7 @@ def test_frames_say_what_the_files_say(result: Result) -> None:
 def test_frames_that_are_one_round_late_are_caught(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = result.metrics
     late = [before.beside(round=row.round) for before, row in zip([rows[0], *rows], rows, strict=False)]
-    monkeypatch.setattr(one_run.RunFolder, "metrics", lambda run: late)
+    monkeypatch.setattr(results.RunFolder, "metrics", lambda run: late)
     assert "accuracy" in wrong(Result(result.folder))
 
 
@@ -209,10 +208,10 @@ def test_hostile_names_stay_text(
 
 
 def test_too_few_points_draw_nothing(tmp_path: Path) -> None:
-    assert one_run._curve([]) == ""
-    assert one_run._curve([RoundRow(round=1, loss=1.0)]) == ""
-    assert one_run._curve([RoundRow(round=1, loss=1.0), RoundRow(round=2, loss=math.nan)]) == ""
-    assert "loss from 1 in round 1 to 0.5 in round 4" in one_run._curve(
+    assert results._curve([]) == ""
+    assert results._curve([RoundRow(round=1, loss=1.0)]) == ""
+    assert results._curve([RoundRow(round=1, loss=1.0), RoundRow(round=2, loss=math.nan)]) == ""
+    assert "loss from 1 in round 1 to 0.5 in round 4" in results._curve(
         [RoundRow(round=1, loss=1.0), RoundRow(round=2), RoundRow(round=4, loss=0.5)]
     )
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import sordino
-from sordino import config, keys
-from sordino.budget import client_budgets
+from sordino import budget, config, keys
 from sordino.data.tabular import overview
 from sordino.errors import EmptyClient, InvalidBudget
 from sordino.planning import Agreement, PublicNumbers
@@ -134,7 +133,7 @@ def test_with_real_noise_a_group_has_a_name_only_if_somebody_said_it(tmp_path: P
 
 def test_budgets_take_names_and_numbers_that_cannot_be_mistaken() -> None:
     def granted(table: dict[str, float], names: tuple[str, ...] = NAMES) -> list[float]:
-        return client_budgets.personal({"clients": table}, 3, keys.root(1), names).tolist()
+        return budget.personal({"clients": table}, 3, keys.root(1), names).tolist()
 
     by_name = {"Süd": 2.0, "Nord": 1.0, "West": 4.0}
     assert granted(by_name) == [1, 2, 4]

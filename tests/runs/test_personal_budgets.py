@@ -21,7 +21,7 @@ from sordino.ledger.ledger import Ledger
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.receipts.receipt import opened, receipt
 from sordino.receipts.verify import verify
-from sordino.results.one_run import open_run
+from sordino.results import open_run
 from sordino.round import one_round
 from sordino.runs.new_folder import environment_of
 from sordino.runs.run import resume, start

@@ -20,7 +20,7 @@ import sordino
 from sordino import config
 from sordino.cli import main
 from sordino.errors import RunError, SordinoError
-from sordino.results.one_run import Result
+from sordino.results import Result
 from sordino.runs import trackers as tracking
 from sordino.runs.run import start
 

@@ -16,8 +16,8 @@ from sordino.config import Experiment
 from sordino.engine.commands import Answered
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.uplink.rules import SERVER_COINS, SERVER_NOISE
+from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import Receipt
 from sordino.receipts.verify import examine, verify
 from sordino.sites.agreement_file import invite
 from sordino.sites.join import JoinOptions, Proposed, plan

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sordino import config
 from sordino.algorithms import all_algorithms
-from sordino.budget.client_budgets import SCHEDULES
+from sordino.budget import SCHEDULES
 from sordino.config import Chaos, Data, EvaluationSettings, Privacy, SlowClients
 from sordino.config.gates import READERS, STAGES
 from sordino.partition import SCHEMES

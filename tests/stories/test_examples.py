@@ -27,7 +27,7 @@ def run(script: str, desk: Path) -> str:
     return done.stdout
 
 
-def runs(folder: Path) -> dict[str, sordino.results.one_run.Result]:
+def runs(folder: Path) -> dict[str, sordino.results.Result]:
     """By name, without the date."""
     return {path.name[11:]: sordino.open_run(path) for path in sorted((folder / "runs").iterdir())}
 

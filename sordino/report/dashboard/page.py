@@ -19,7 +19,7 @@ from sordino.accounting.words import described, merged, subject
 from sordino.metrics import RoundRow, bytes_text
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import last_scored
-from sordino.receipts.run_files import OfClient, Spending
+from sordino.receipts import OfClient, Spending
 from sordino.report import frame, run_facts
 from sordino.report.charts import lines
 from sordino.report.dashboard.run_state import RunMoment, WatchedRun

@@ -28,9 +28,9 @@ from sordino.branches import part
 from sordino.errors import SordinoError
 from sordino.metrics import PreparedRow, RoundRow
 from sordino.planning import Agreement
+from sordino.receipts import Spending
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending
-from sordino.receipts.run_files import Spending
 from sordino.runs.listing import SiteNow, events, public_events, sites, state
 from sordino.runs.setup import Whole
 from sordino.transport.run_events import RunEvent

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino import keys
-from sordino.budget.client_budgets import SCHEDULES
+from sordino.budget import SCHEDULES
 from sordino.budget.plan import Budget, draft
 from sordino.errors import PrivacyError
 from sordino.privacy.noise.sources import Counter
