@@ -150,10 +150,9 @@ def sequences(depth: int) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [1, 3])
-def test_after_any_power_cut_what_was_told_is_kept_and_nothing_else(tmp_path: Path, depth: int) -> None:
-    """Every sequence of up to three of nine steps (slow; of one fast), and one whole round."""
-    cuts = 0
+def test_after_any_power_cut_what_was_told_is_kept_and_nothing_else(tmp_path: Path) -> None:
+    """Every sequence of up to three of nine steps and one whole round."""
+    depth, cuts = 3, 0
     rounds = [ROUND[:n] for n in range(depth + 1, len(ROUND) + 1)]
     for number, steps in enumerate([*sequences(depth), *rounds]):
         folder = tmp_path / str(number)

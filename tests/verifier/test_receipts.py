@@ -99,11 +99,12 @@ def test_receipts_of_sites_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_random_receipts_hold(tmp_path: Path) -> None:
-    runs = some(tmp_path, 1000, first=10_000, sampled=0.05)
+def test_hundreds_of_random_receipts_hold(tmp_path: Path) -> None:
+    runs = some(tmp_path, 300, first=10_000, sampled=0.05)
     check(runs)
     steps = {"gdp, two steps of the client row", "gdp, 5 steps of the example row", "pld, 2 steps of the example row"}
-    assert {"gdp", "pure", "rdp", "pld", "none"} | steps < accountants(runs)
+    assert {"gdp", "pure", "pld", "none"} | steps < accountants(runs)
+    assert any(name.startswith("rdp") for name in accountants(runs))
 
 
 @pytest.mark.slow
