@@ -178,20 +178,22 @@ def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], betwee
                 _, phase, t = Op.of(entry.op)
                 if phase != mine.phase:
                     continue
-                active = None if between and not mine.policy.hidden else _active(mine, again, t)
+                active = _active(mine, again, t, between)
                 missed = t if between and known.only is not None and not again.plan.everyone_pays else 0
                 if t < 0 or not again.plans(t, entry, active, missed):
                     wrong.append(f"{entry.op}: its noise, its price or who took part is not what experiment.toml plans")
     return wrong[:3]
 
 
-def _active(setup: PlannedPhase, again: Accounts, t: int) -> list[int] | None:
-    """Clients that a round asks; None if the experiment alone does not decide them, because an algorithm requests
-    clients or silent ones are replaced."""
+def _active(setup: PlannedPhase, again: Accounts, t: int, between: bool) -> list[int] | None:
+    """Clients that a round asks, none where all pay for it, asked or not; None if the experiment alone does not decide
+    them, because an algorithm requests clients, silent ones are replaced, or they were drawn in secret."""
     if isinstance(setup.algorithm, RequestsClients) or setup.experiment.engine.network.timeout_s is not None:
         return None
-    if setup.policy.hidden:
+    if setup.policy.hidden and again.plan.everyone_pays:
         return []
+    if between or setup.policy.secret_cohort:
+        return None
     active = again.stragglers.split(again.draw(again.open(t)), t, again.key).active
     return [k for k in active if k in again.members]
 

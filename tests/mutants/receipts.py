@@ -9,6 +9,13 @@ VERIFY = "tests/receipts/test_verify.py"
 
 RECEIPTS = [
     one(
+        "every hidden cohort is one in which all pay",
+        "receipts/verify.py",
+        "if setup.policy.hidden and again.plan.everyone_pays:",
+        "if setup.policy.hidden:",
+        f"{VERIFY}::test_a_receipt_holds_where_coins_draw_and_only_the_drawn_pay",
+    ),
+    one(
         "a signature of an envelope is not looked at",
         "receipts/signature.py",
         "key.verify(bytes.fromhex(told[SIGNED]), signed_bytes(receipt))",
