@@ -72,7 +72,7 @@ def test_a_network_of_its_own_draws_begins_alike(monkeypatch: pytest.MonkeyPatch
     """Weights that a constructor draws; and the broken twin, who lets the accelerator draw."""
     from sordino.tasks.architecture import Architecture
 
-    built = Architecture("mlp", {"hidden": 3}, (1, 4, 4), 2)
+    built = Architecture(name="mlp", options={"hidden": 3}, inputs=(1, 4, 4), outputs=2)
     here = [value.tolist() for value in built.built(5).state_dict().values()]
     with accelerator(), device.on(str(DEVICE)):
         assert [value.tolist() for value in built.built(5).state_dict().values()] == here

@@ -29,7 +29,7 @@ def computed(request: bytes) -> Params:
     for name, value in load(tensors).items():
         part, _, rest = name.partition("/")
         parts[part][rest] = value
-    net = Architecture(**told["architecture"]).built(0)
+    net = Architecture.model_validate(told["architecture"], strict=False).built(0)
     keyed_dropout(net)
     given = {name: parts["given"][name] for name in told["names"]}
     rows = Examples(**parts["rows"])

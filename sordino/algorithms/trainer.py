@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -94,7 +94,7 @@ class Trainer(
 
         apart = None
         if (made := self._apart(task)) is not None:
-            told = {"of": self.of, "round": t, "seed": word, "architecture": asdict(made), "names": list(down.x)}
+            told = {"of": self.of, "round": t, "seed": word, "architecture": made.to_json(), "names": list(down.x)}
             apart = partial(request, told, task.state_dict(down.x), down.x)
         return Up(tree.sub(shard.passed_to(trained, apart), down.x)), ()
 

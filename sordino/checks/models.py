@@ -70,7 +70,7 @@ def task_of(trial: PartTrial) -> Supervised:
     outputs, image = _outputs(trial), len(trial.inputs) == 3
     _disturb_generators()
     try:
-        net = Architecture(trial.name, trial.options, trial.inputs, outputs[-1]).built(SEED)
+        net = Architecture(name=trial.name, options=trial.options, inputs=trial.inputs, outputs=outputs[-1]).built(SEED)
     except DataError as error:
         if error.code != "model-does-not-fit":
             raise

@@ -77,20 +77,6 @@ class BundledInputs(Fact):
     resized: bool = False  # were images brought to this size?
 
 
-class BundledModel(Fact):
-    """Name, options and shapes of the network, from which it is built before its weights are loaded."""
-
-    name: str
-    options: Mapping[str, Any] = {}
-    inputs: tuple[int, ...]  # channels first
-    outputs: int
-    projection: int = 0
-
-    @property
-    def architecture(self) -> Architecture:
-        return Architecture(self.name, self.options, self.inputs, self.outputs, self.projection)
-
-
 class Bundle(Fact):
     """Content of model.json: the network's architecture, inputs, scaling and classes, with which a trained model is
     used without the data.
@@ -100,7 +86,7 @@ class Bundle(Fact):
     task: Literal["classification", "regression", "counts", "multi_label", "next_token"]
     settings: Mapping[str, Any] = {}  # of the task, as the experiment declared them
     weights: str  # the file of the weights
-    model: BundledModel
+    model: Architecture
     inputs: BundledInputs
     classes: tuple[str, ...] = ()  # in the order of the outputs; outputs beyond them are an algorithm's own
     label: str | None = None  # the column that is predicted
@@ -131,14 +117,13 @@ def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
     experiment, public = setup.experiment, setup.public
     if experiment.data.source == "quadratic":
         return None
-    built = setup.whole.architecture
     anonymous = public.named != public.classes or bool(experiment.partition.get("anonymous", False))
     return Bundle(
         format=FORMAT,
         task=experiment.task["name"],
         settings={key: value for key, value in experiment.task.items() if key != "name"},
         weights=RunFolder(Path()).model_file.name,
-        model=BundledModel(**vars(built)),
+        model=setup.whole.architecture,
         inputs=BundledInputs(
             kind=public.kind,
             shape=public.shape,
@@ -241,7 +226,7 @@ def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
     """The network with its weights. A user's own model class is imported, which runs its file, with `code` only."""
     from safetensors.torch import load_file
 
-    built, file = bundle.model.architecture, RunFolder(folder).model_file
+    built, file = bundle.model, RunFolder(folder).model_file
     if built.is_own and not code and not user_code.is_lent(built.name):
         raise ConfigError(
             f"the model is {built.name}, a user's own class",

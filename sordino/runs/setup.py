@@ -121,11 +121,11 @@ class Whole(PlannedRun):
             )
         shape, image = public.shape, public.kind == "image"
         return Architecture(
-            name,
-            {key: value for key, value in table.items() if key not in ("name", "options", "reset")} | own,
-            (shape[-1], *shape[:-1]) if image else shape,
-            self.methods.problem.outputs(public.named) * OwnLoss.of(training).heads,
-            OwnLoss.of(training).projection,
+            name=name,
+            options={key: value for key, value in table.items() if key not in ("name", "options", "reset")} | own,
+            inputs=(shape[-1], *shape[:-1]) if image else shape,
+            outputs=self.methods.problem.outputs(public.named) * OwnLoss.of(training).heads,
+            projection=OwnLoss.of(training).projection,
         )
 
 

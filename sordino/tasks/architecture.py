@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from sordino import user_code
+from sordino.accounting.facts import Fact
 from sordino.device import drawing
 from sordino.errors import ConfigError, DataError, SordinoError
 
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(Fact):
     """All settings that a network is built from, so that the same one can be built again."""
 
     name: str
-    options: Mapping[str, object] = field(default_factory=dict)
-    inputs: tuple[int, ...] = ()  # of one example, as the network sees it: channels first
-    outputs: int = 0
+    options: Mapping[str, Any] = {}
+    inputs: tuple[int, ...]  # of one example, as the network sees it: channels first
+    outputs: int
     projection: int = 0  # the width of a projection head before the classifier; 0 for none
 
     @property

@@ -134,7 +134,7 @@ def test_what_a_constructor_draws_is_the_same_in_every_process(tmp_path: Path) -
 
 def test_nobody_elses_draws_are_moved() -> None:
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[union-attr]
-    Architecture("own_start:Drawn", {}, (1, 8, 8), 10).built(3)
+    Architecture(name="own_start:Drawn", inputs=(1, 8, 8), outputs=10).built(3)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2])  # type: ignore[arg-type]
