@@ -7,13 +7,14 @@ the best round.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -34,6 +35,7 @@ from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError, Sor
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent
+INTERRUPTED = 130  # how `sordino run` ends when it can go on
 WHERE = "say with --data where mnist/, fashion_mnist/, cifar10/ and cifar100/ are"
 
 
@@ -170,8 +172,9 @@ def cut(table: Table, data: Path | None) -> tuple[str, int]:
 def one(table: Table, row: Row, seed: int, data: Path | None, tuned: float | None) -> Run:
     tune, begun = table.sheet.tune, time.monotonic()
     words = row.set if tune is None or tuned is None else (*row.set, f"{tune.key}={tuned}")
-    facts = measured(run_row(table, row, words, seed, data), table)
-    facts |= {"name": row.name, "seed": seed, "set": row.set, "seconds": round(time.monotonic() - begun, 1)}
+    found = run_row(table, row, words, seed, data)
+    seconds = None if found.get("continued") else round(time.monotonic() - begun, 1)
+    facts = measured(found, table) | {"name": row.name, "seed": seed, "set": row.set, "seconds": seconds}
     facts |= {"commit": commit(), "accelerator": accelerator(config.load(table.experiment, words).engine.device)}
     return Run.model_validate(facts | ({} if tuned is None else {"tuned": tuned}))
 
@@ -214,23 +217,29 @@ def run_program(table: Table, program: Program, data: Path | None) -> None:
 
 
 def run_row(table: Table, row: Row, words: Sequence[str], seed: int, data: Path | None) -> Any:
-    """What `sordino run --json` says of this row. The run's folder is not kept."""
+    """What `sordino run --json` says of this row. The run's folder is kept while it was stopped and not ended, and the
+    next call of the same commit goes on there.
+    """
     path = config.load(table.experiment, words).data.path
     moved = (
         (f"data.path={json.dumps(str(data / Path(path).name))}",) if data is not None and isinstance(path, str) else ()
     )
     modules = os.pathsep.join(filter(None, (str(table.folder), os.environ.get("PYTHONPATH"))))  # metrics of the table's
-    with tempfile.TemporaryDirectory() as folder:
-        asked = [str(table.experiment), *words, *moved, "--seed", str(seed), "--out", f"{folder}/run", "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "sordino", "run", *asked],
-            env={**os.environ, "PYTHONPATH": modules},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    named = hashlib.sha256(json.dumps([commit(), *words, *moved, seed]).encode()).hexdigest()[:16]
+    folder = table.folder / "stopped" / named
+    begun = (folder / "experiment.toml").is_file()
+    asked = [str(table.experiment), *words, *moved, "--seed", str(seed), "--out", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", "sordino", *(("resume", str(folder)) if begun else ("run", *asked)), "--json"],
+        env={**os.environ, "PYTHONPATH": modules},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode >= 0 and done.returncode != INTERRUPTED:
+        shutil.rmtree(folder, ignore_errors=True)
     if done.returncode == 0:
-        return json.loads(done.stdout)
+        return json.loads(done.stdout) | {"continued": begun}
     try:
         error = json.loads(_last_line(done.stderr))["error"]
     except (ValueError, LookupError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,36 @@ def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONHOME", str(tmp_path))  # a process that says nothing of itself
     with pytest.raises(RunError, match=r"'one', seed 0: .*\w"):
         reproduce.run_row(one, row, (), 0, None)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_goes_on_and_one_that_ends_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = table(tmp_path, HEAD + ONE)
+    row, stopped, real = one.sheet.row[0], one.folder / "stopped", subprocess.run
+    whole = reproduce.run_row(one, row, ("rounds=40",), 0, None)
+    assert not list(stopped.glob("*"))
+
+    def interrupted(words: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+        if words[0] == "git":
+            return real(words, **more)
+        with subprocess.Popen(words, env=more["env"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            while not any(file.stat().st_size for file in stopped.glob("*/metrics.jsonl")):
+                time.sleep(0.01)
+            process.terminate()
+            return subprocess.CompletedProcess(words, process.wait(), "", "")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reproduce.subprocess, "run", interrupted)
+        with pytest.raises(RunError):
+            reproduce.run_row(one, row, ("rounds=40",), 0, None)
+    assert len(list(stopped.glob("*/metrics.jsonl"))) == 1
+    later = reproduce.run_row(one, row, ("rounds=40",), 0, None)
+    assert (whole["continued"], later["continued"]) == (False, True)
+    scores = ([m.get("accuracy") for m in found["metrics"]] for found in (whole, later))
+    assert len(set(map(tuple, scores))) == 1
+    assert not list(stopped.glob("*"))
 
 
 def test_a_cut_row_that_cannot_be_run_says_why(here: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
