@@ -33,7 +33,7 @@ from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.sites.connecting import attend  # noqa: E402
 from sordino.sites.grpc_line import claim  # noqa: E402
 from sordino.sites.grpc_server import Rpc  # noqa: E402
-from sordino.sites.identity import make  # noqa: E402
+from sordino.sites.identity import make_certificates  # noqa: E402
 from sordino.transport.tls import of_server, of_site  # noqa: E402
 
 HOST, NAME, RUN, MOST = "127.0.0.1", "site", "run", 1 << 30
@@ -71,7 +71,7 @@ def answer(message: Body) -> Body:
 
 @contextmanager
 def grpc_line(folder: Path) -> Iterator[Line]:
-    make(folder, [HOST], [NAME], 1)
+    make_certificates(folder, [HOST], [NAME], 1)
     with (
         Rpc(f"{HOST}:0", RUN, [NAME], MOST, {NAME: KEY.public_key()}, of_server(folder)) as server,
         site("grpc", server.port, folder),

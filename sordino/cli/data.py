@@ -53,13 +53,13 @@ def list_(what: What = None, as_json: Json = False) -> None:
                 out.print(table)
             note(out, [*held.remarks, *remarks])
         return
-    from sordino.config import ALL
+    from sordino.config import ALL_SOURCES
 
     if as_json:
-        say({name: source.to_json() for name, source in ALL.items()})
+        say({name: source.to_json() for name, source in ALL_SOURCES.items()})
         return
     table = titled("Sources of data", "data.source", "what", "needs", "takes", left=4)
-    for name, source in ALL.items():
+    for name, source in ALL_SOURCES.items():
         keys = (", ".join(f"data.{key}" for key in named) for named in (source.needs, source.takes))
         table.add_row(f"[bold]{name}[/bold]", source.what, *keys)
     Screen().print(table)

@@ -59,10 +59,10 @@ class DataSource(NamedTuple):
 
 
 # rows may themselves be made with numbers from a small seed, so what draws them and what holds them back are two keys
-DATA, HELD_BACK = "data", "held back"
+DATA_SEED, HELD_BACK = "data", "held back"
 SLICES = ("train", "test", "probe")
 IMAGES = ("standardise", "augment", "side", *SLICES)
-SOURCES = {
+DATA_SOURCES = {
     "digits": DataSource(
         "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction",), IMAGES
     ),
@@ -71,7 +71,7 @@ SOURCES = {
         ("path",),
         ("test_fraction", "fraction", "at_least", "side", "classes", "colours"),
         IMAGES,
-        draws=DATA,
+        draws=DATA_SEED,
     ),
     "images": DataSource(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
@@ -91,28 +91,30 @@ SOURCES = {
         (),
         ("alpha", "beta", "clients", "iid", "largest", "test_fraction"),
         SLICES,
-        draws=DATA,
+        draws=DATA_SEED,
     ),
     "quadratic": DataSource(
         "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity"), ()
     ),
 }
 
-OWN = DataSource("rows of a class of your own", (), ("options", "standardise", "test_fraction"), ("augment", *SLICES))
-ALL = {**SOURCES, "module:Class": OWN}
+OWN_SOURCE = DataSource(
+    "rows of a class of your own", (), ("options", "standardise", "test_fraction"), ("augment", *SLICES)
+)
+ALL_SOURCES = {**DATA_SOURCES, "module:Class": OWN_SOURCE}
 
 
-def of(source: str) -> DataSource:
+def data_source(source: str) -> DataSource:
     """The data source of this name."""
-    return OWN if user_code.is_own(source) else SOURCES[source]
+    return OWN_SOURCE if user_code.is_own(source) else DATA_SOURCES[source]
 
 
-def keys(source: object) -> set[str]:
+def data_keys(source: object) -> set[str]:
     """Keys of [data] that this source takes; if the source is missing or unknown, the keys of all sources."""
-    if isinstance(source, str) and (source in SOURCES or user_code.is_own(source)):
-        known: Collection[DataSource] = [of(source)]
+    if isinstance(source, str) and (source in DATA_SOURCES or user_code.is_own(source)):
+        known: Collection[DataSource] = [data_source(source)]
     else:
-        known = ALL.values()
+        known = ALL_SOURCES.values()
     return {key for one in known for key in (*one.needs, *one.takes)}
 
 
@@ -130,7 +132,7 @@ def has_natural_clients(data: object) -> bool:
     return data.get("group") is not None or (path is not None and not is_one_file(path))
 
 
-def check(given: Mapping[str, object]) -> None:
+def check_data(given: Mapping[str, object]) -> None:
     """Refuses keys of [data] that the chosen source does not take. `given`: the keys of [data] that differ from their
     defaults."""
     source = str(given.get("source", "digits"))
@@ -141,12 +143,12 @@ def check(given: Mapping[str, object]) -> None:
             fix="give one path, or set data.source=tabular",
             code="setting-of-another-source",
         )
-    strange = [key for key in given if key not in ("source", *keys(source))]
+    strange = [key for key in given if key not in ("source", *data_keys(source))]
     if not strange:
         return
-    others = [name for name in ALL if keys(name) >= {*strange}]
+    others = [name for name in ALL_SOURCES if data_keys(name) >= {*strange}]
     named = ", ".join(f"data.{key}" for key in strange)
-    if strange == ["fraction"] and "train" in keys(source):
+    if strange == ["fraction"] and "train" in data_keys(source):
         named, others = "data.fraction", []
         part = "data.train = N and data.test = N take so many of its examples"
     else:
@@ -192,7 +194,7 @@ def validate(table: Table) -> Experiment:
     except ValidationError as error:
         raise wrong(error, "the experiment", {place: _fields(place) for place in Experiment.model_fields}) from None
     check_ranges(experiment)
-    check(experiment.data.model_dump(exclude_defaults=True))
+    check_data(experiment.data.model_dump(exclude_defaults=True))
     _check_device(experiment.engine)
     if experiment.engine.deadline_s is not None and not experiment.engine.client_processes:
         raise ConfigError(
@@ -273,7 +275,7 @@ def _section(table: Table, place: str) -> Iterable[str]:
     """Keys that a table of the experiment accepts or was given; for [data], those of the chosen source."""
     given = table.get(place)
     if place == "data":  # of other sources nobody speaks
-        return keys(given.get("source", "digits") if isinstance(given, dict) else "digits")
+        return data_keys(given.get("source", "digits") if isinstance(given, dict) else "digits")
     return [*_fields(place), *(given if isinstance(given, dict) else ())]
 
 

@@ -24,7 +24,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, StrictInt, TypeAdap
 from sordino.accounting.facts import Fact, Format, parsed, text_of
 from sordino.ledger.files import atomic_write
 
-FILE = "agreement.json"
+AGREEMENT_FILE = "agreement.json"
 PUT_BACK = "it is written when a run begins: put it back from a copy"
 
 MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
@@ -121,7 +121,7 @@ class Agreement(Fact, extra="forbid"):
     coordinates: Mapping[str, Annotated[int, Field(ge=0, le=MOST)]]  # of an upload, by phase; the training's is ""
 
     def write(self, folder: Path) -> None:
-        atomic_write(folder / FILE, json.dumps(self.to_json()).encode())
+        atomic_write(folder / AGREEMENT_FILE, json.dumps(self.to_json()).encode())
 
     def says(self, other: Agreement) -> bool:
         """True where both agreements are equal, except for the digest of the data."""
@@ -129,7 +129,7 @@ class Agreement(Fact, extra="forbid"):
 
     @classmethod
     def read(cls, folder: Path) -> Agreement:
-        path = folder / FILE
+        path = folder / AGREEMENT_FILE
         told = parsed(path, text_of(path, PUT_BACK), Agreement, PUT_BACK)
         # what inputs are scaled by is not told: a model that stands here only for its shape is given constants
         wide, image = told.public.shape[-1], told.public.kind == "image"

@@ -26,7 +26,7 @@ from sordino.config import Experiment, build, resolved_table
 from sordino.errors import damaged
 from sordino.ledger.books import of_phase
 from sordino.ledger.ledger import Each, Ledger, LedgerScope
-from sordino.planning import FILE, PUT_BACK, Agreement, PublicNumbers
+from sordino.planning import AGREEMENT_FILE, PUT_BACK, Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts
 from sordino.planning.methods import Methods, reads_plainly
 from sordino.planning.prices import PriceRequest, check_reads, check_secure, shared
@@ -211,7 +211,9 @@ class PlannedPhase:
         """Length of one upload as a vector, from the agreement: a user's own model may not be available."""
         assert self.whole.agreed is not None
         if self.phase not in self.whole.agreed:
-            raise damaged(Path(FILE), f"it has no number of coordinates for the phase {self.phase!r}", PUT_BACK)
+            raise damaged(
+                Path(AGREEMENT_FILE), f"it has no number of coordinates for the phase {self.phase!r}", PUT_BACK
+            )
         return self.whole.agreed[self.phase]
 
     def check_model(self) -> None:

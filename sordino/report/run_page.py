@@ -24,7 +24,7 @@ from sordino.errors import BackendUnavailable, LedgerError
 from sordino.ledger.files import atomic_write
 from sordino.metrics import bytes_text
 from sordino.metrics.measures import last_scored, last_ten, scores
-from sordino.planning import FILE as AGREEMENT
+from sordino.planning import AGREEMENT_FILE
 from sordino.receipts.documents import COLUMNS, FORGED, Evidence
 from sordino.receipts.documents import table as rows_of
 from sordino.receipts.folder import RunFolder
@@ -220,7 +220,7 @@ def configuration(title: str, toml: str) -> Html:
 
 
 NOTHING = "Nothing is promised about anybody by this run."
-READ = f"privacy.json, ledger.sqlite, experiment.toml, {AGREEMENT} and environment.json"
+READ = f"privacy.json, ledger.sqlite, experiment.toml, {AGREEMENT_FILE} and environment.json"
 BROWSERS = (
     "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge",
 )  # fmt: skip

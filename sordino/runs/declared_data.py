@@ -157,7 +157,7 @@ class DeclaredData:
     def settings(self) -> dict[str, Any]:
         """The arguments of the loader, by name."""
         data, problem = self.data, self.problem
-        source = config.of(data.source)
+        source = config.data_source(data.source)
         for name in source.needs:
             if getattr(data, name) is None and not (name == "label" and problem.columns is not None):
                 raise ConfigError(
@@ -188,7 +188,7 @@ class DeclaredData:
             return SOURCES[data.source](**self.settings)
         if self.experiment.privacy.real and not isinstance(outcome, NextTokens):
             check_own(data, own, outcome is None)
-        drawn, coins = self.seed(config.DATA), self.seed(config.HELD_BACK)
+        drawn, coins = self.seed(config.DATA_SEED), self.seed(config.HELD_BACK)
         return load(own, data.source, self.scaling, data.test_fraction, drawn, coins, outcome)
 
 

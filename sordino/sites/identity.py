@@ -232,7 +232,7 @@ class Times(NamedTuple):
         return cls(now - SKEW, now + timedelta(days=days))
 
 
-def make(folder: Path, server_names: Sequence[str], sites: Sequence[str], days: int) -> None:
+def make_certificates(folder: Path, server_names: Sequence[str], sites: Sequence[str], days: int) -> None:
     """Make a CA in a new folder, and certificates for a server that is reached under these names and for the sites."""
     if not server_names:
         raise ConfigError(

@@ -82,10 +82,10 @@ def certificates(
     days: Annotated[int, typer.Option(help="Validity in days.")] = DAYS,
 ) -> None:
     """Make certificates for a trial: a CA, one for the server, one for each site. Without --server, more sites."""
-    from sordino.sites.identity import add, make
+    from sordino.sites.identity import add, make_certificates
 
     if server:
-        make(folder, server, site or [], days)
+        make_certificates(folder, server, site or [], days)
         typer.echo(f"{folder}/ca.key: lets anybody in; keep it where it is\n{folder}/server.pem, .key: for the server")
     elif site:
         add(folder, site, days)

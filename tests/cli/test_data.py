@@ -60,13 +60,13 @@ def test_every_source_is_listed_with_what_it_needs_and_takes(cli: Callable[..., 
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_a_source_is_said_to_need_is_what_it_asks_for(name: str) -> None:
     given = {"path": "somewhere", "label": "column"}
-    for missing in config.SOURCES[name].needs:
-        rest = {key: given[key] for key in config.SOURCES[name].needs if key != missing}
+    for missing in config.DATA_SOURCES[name].needs:
+        rest = {key: given[key] for key in config.DATA_SOURCES[name].needs if key != missing}
         with pytest.raises(ConfigError) as refusal:
             _ = Population(config.validate({"data": {"source": name, **rest}})).dataset
         assert refusal.value.code == "missing-key"
         assert missing in refusal.value.what
-    if not config.SOURCES[name].needs:
+    if not config.DATA_SOURCES[name].needs:
         assert Population(config.validate({"data": {"source": name}})).dataset.train.y is not None
 
 

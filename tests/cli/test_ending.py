@@ -356,9 +356,9 @@ OF_TABLES = {"missing": "drop", "separator": ";", "decimal": ",", "encoding": "l
 def test_every_key_of_data_belongs_to_some_source() -> None:
     from sordino import config
 
-    assert {"source", *config.keys(None)} == set(config.Data.model_fields)
-    for name in config.SOURCES:
-        for key in set(config.Data.model_fields) - config.keys(name) - {"source"}:
+    assert {"source", *config.data_keys(None)} == set(config.Data.model_fields)
+    for name in config.DATA_SOURCES:
+        for key in set(config.Data.model_fields) - config.data_keys(name) - {"source"}:
             default = config.Data.model_fields[key].default
             other: Any = {bool: not default, float: 0.25, int: 7}.get(type(default), {"standardise": "fixed", "augment": "crop_flip", "options": {"x": 1}, **OF_TABLES}.get(key))  # fmt: skip
             if other is None:

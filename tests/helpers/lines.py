@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sordino.sites import grpc_line
 from sordino.sites.connecting import attend
 from sordino.sites.grpc_server import Rpc
-from sordino.sites.identity import Signed, Times, authority, make, pems, signed
+from sordino.sites.identity import Signed, Times, authority, make_certificates, pems, signed
 from sordino.transport.tls import Certificates, of_server, of_site
 
 HOST = "127.0.0.1"
@@ -50,7 +50,7 @@ class Papers(NamedTuple):
 
 
 def papers(folder: Path, sites: Sequence[str]) -> Papers:
-    make(folder, [HOST, "localhost"], sites, 1)
+    make_certificates(folder, [HOST, "localhost"], sites, 1)
     key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     assert isinstance(key, EllipticCurvePrivateKey)
     return Papers(folder, Signed(x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()), key))

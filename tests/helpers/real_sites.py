@@ -115,7 +115,7 @@ class Trial:
             identity.allow(self.list, HOLDER, public_key(self.place / f"{HOLDER}.pub"))
             names.append(HOLDER)
         if self.tls:
-            identity.make(self.place / "certs", [self.host], names, 30)
+            identity.make_certificates(self.place / "certs", [self.host], names, 30)
 
     def name(self, k: int) -> str:
         return f"site-{k}"

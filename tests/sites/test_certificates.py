@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sordino.errors import ConfigError
-from sordino.sites.identity import Signed, Times, add, authority, make, pems, signed
+from sordino.sites.identity import Signed, Times, add, authority, make_certificates, pems, signed
 from sordino.transport.tls import Certificates, of_server, of_site
 from tests.helpers.lines import DAY, HOLDS, NOW, Papers, papers, stranger
 
@@ -62,7 +62,7 @@ def test_what_a_certificate_is_for(trial: Papers) -> None:
 
 
 def test_one_more_site_later_and_no_longer_than_the_ca(tmp_path: Path) -> None:
-    make(tmp_path, ["host"], ["a"], 3)
+    make_certificates(tmp_path, ["host"], ["a"], 3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     add(tmp_path, ["b"], 300)
     of_site(tmp_path / "b", "b").read()
@@ -75,20 +75,20 @@ def test_one_more_site_later_and_no_longer_than_the_ca(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attempt", "code"),
     [
-        (lambda at: make(at, ["host"], [], 3), "certificate-exists"),
+        (lambda at: make_certificates(at, ["host"], [], 3), "certificate-exists"),
         (lambda at: add(at, ["a"], 3), "certificate-exists"),
         (lambda at: add(at, ["b", "b"], 3), "same-name"),
         (lambda at: add(at, ["../b"], 3), "no-name"),
         (lambda at: add(at, ["b"], 0), "not-positive"),
         (lambda at: add(at / "a", ["b"], 3), "no-file"),
-        (lambda at: make(at / "new", [], ["b"], 3), "no-server"),
-        (lambda at: make(at / "new", ["höst"], ["b"], 3), "no-host"),
+        (lambda at: make_certificates(at / "new", [], ["b"], 3), "no-server"),
+        (lambda at: make_certificates(at / "new", ["höst"], ["b"], 3), "no-host"),
     ],
 )
 def test_nothing_is_overwritten_and_nothing_half_made(
     attempt: Callable[[Path], None], code: str, tmp_path: Path
 ) -> None:
-    make(tmp_path, ["host"], ["a"], 3)
+    make_certificates(tmp_path, ["host"], ["a"], 3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError) as refusal:
         attempt(tmp_path)

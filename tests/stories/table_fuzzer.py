@@ -30,7 +30,7 @@ def table(rng: random.Random) -> Table:
     made: Table = {
         "rounds": 1,
         "seed": rng.randrange(3),
-        "data": {"source": source, **({"train": 60, "test": 20} if source == "digits" else {}), **_some(Data, rng, 0.06, config.keys(source) if rng.random() < 0.9 else None)},
+        "data": {"source": source, **({"train": 60, "test": 20} if source == "digits" else {}), **_some(Data, rng, 0.06, config.data_keys(source) if rng.random() < 0.9 else None)},
         "partition": {"scheme": "natural"} if source != "digits" and rng.random() < 0.8 else _chosen(SCHEMES, rng, "scheme"),
         "algorithm": _chosen(all_algorithms(), rng),
         "privacy": _some(Privacy, rng, 0.05) | ({"epsilon": rng.choice([0.5, 4.0, 50.0])} if rng.random() < 0.3 else {}),

@@ -194,7 +194,7 @@ def test_an_address_that_is_none_is_refused(bind: str, simulated: Path) -> None:
 
 
 def test_with_a_certificate_it_speaks_tls_and_knows_its_names(tmp_path: Path, served: Served, simulated: Path) -> None:
-    identity.make(tmp_path / "ca", ["localhost", "board.example"], [], 2)
+    identity.make_certificates(tmp_path / "ca", ["localhost", "board.example"], [], 2)
     server = served(simulated, TOKEN, tls=of_server(tmp_path / "ca"))
     context = ssl.create_default_context(cafile=tmp_path / "ca" / "ca.pem")
     for host, status in (("board.example", 200), ("localhost", 200), ("evil.example", 421)):
