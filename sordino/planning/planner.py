@@ -111,10 +111,13 @@ class Planner:
         """Refuses real noise of a typed size whose guarantees would need a larger delta than was granted; noise that a
         budget sizes leaves room for what it lacks of the ideal law.
         """
-        whole, delta = self.phase.whole, self.phase.experiment.privacy.delta
-        if not self.phase.policy.real or all(typed is None for one in whole.phases for _, typed in one.offers):
+        delta = self.phase.experiment.privacy.delta
+        offers = [one for phase in self.phase.whole.phases for one in phase.offers]
+        if not self.phase.policy.real or all(typed is None for _, typed in offers):
             return
-        found = max((1.0 if COARSE in row.because else row.delta for row in self.guarantees), default=delta)
+        asked = {offer.subject.unit for offer, _ in offers}  # a row that follows from theirs may need more, and says so
+        rows = (row for row in self.guarantees if row.unit in asked)
+        found = max((1.0 if COARSE in row.because else row.delta for row in rows), default=delta)
         if found > delta:
             raise lacks_delta(delta, found)
 

@@ -151,6 +151,15 @@ def test_typed_noise_that_needs_a_larger_delta_is_refused(multiplier: float, tmp
         assert row.delta > 1 / 1440 or not row.finite
 
 
+def test_typed_noise_is_judged_by_the_unit_that_it_protects(tmp_path: Path) -> None:
+    """The row of an example follows from that of its client in two steps, and needs a larger delta, which it states."""
+    gates = {**CENTRAL, "server": [{"name": "noise", "neighbours": "zero_out", "multiplier": 0.7}]}
+    made = real("central").model_copy(update={"uplink": gates, "privacy": Privacy(delta=1e-5, noise="system")})
+    rows = {row.unit: row for row in start(made, tmp_path / "run").receipt.guarantees if row.adversary == "public"}
+    assert rows["client"].delta == 1e-5
+    assert rows["example"].delta > 1e-5 or not rows["example"].finite
+
+
 @pytest.mark.parametrize(
     ("delta", "text"),
     [(1e-5, "1e-05"), (1.0000040267469276e-05, "1.01e-05"), (0.0, "0"), (1.23e-4, "0.000123"), (9.999e-6, "1e-05")],
