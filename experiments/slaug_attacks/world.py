@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.data import images
-from sordino.data.reserve import area
+from sordino.data.dataset import area
 from sordino.keys import Key
 from sordino.partition import Dirichlet
 from sordino.privacy.noise.sources import Counter

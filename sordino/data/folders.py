@@ -33,13 +33,13 @@ from sordino.data.dataset import (
     Dataset,
     Split,
     apart,
+    area,
     cache_folder,
     check_classes,
     pixel_stats,
     stratified,
 )
 from sordino.data.image_files import JPEG, MODE, channels_last, opened
-from sordino.data.reserve import area
 from sordino.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # other files are not looked at

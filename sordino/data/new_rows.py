@@ -14,11 +14,10 @@ import pyarrow as pa
 from sordino.data import images
 from sordino.data.cells import texts, whole, without_gaps
 from sordino.data.columns import Owners, as_declared, remarks, unknown_values
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, area
 from sordino.data.folders import SUFFIXES
 from sordino.data.image_files import channels_last, opened
 from sordino.data.label_kinds import LabelKind
-from sordino.data.reserve import area
 from sordino.data.schema import Column
 from sordino.data.table_files import GivenDialect, TableFile, TableRows, as_arrow, read
 from sordino.errors import DataError

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sordino.data import sources
-from sordino.data.dataset import Dataset, Split, each_pixel_stats, pixel_stats
-from sordino.data.reserve import area, reserve, resized, smaller
+from sordino.data.dataset import Dataset, Split, area, each_pixel_stats, pixel_stats
 from sordino.errors import DataError
+from sordino.runs.population import reserve, resized, smaller
 
 Array = NDArray[Any]
 held_by_class = st.lists(st.integers(1, 60), min_size=1, max_size=8)

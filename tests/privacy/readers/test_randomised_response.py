@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino.data.reserve import area
+from sordino.data.dataset import area
 from sordino.errors import ConfigError, DomainError, SordinoError
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers import responses
