@@ -26,7 +26,6 @@ from sordino.runs import listing
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
-from tests.helpers.between_sites import Federated
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import killed_at
@@ -67,6 +66,8 @@ def test_a_receipt_holds_where_coins_draw_and_only_the_drawn_pay(name: str, nois
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOCAL)
 def test_receipts_between_sites_hold_where_coins_draw_and_only_the_drawn_pay(name: str, tmp_path: Path) -> None:
+    from tests.helpers.between_sites import Federated  # which needs the branch `sites`
+
     case = BY_NAME[name]
     made = case.experiment(privacy=case.privacy | {"noise": "system"}, cohort={"name": "poisson", "rate": 0.5})
     played = Federated(made, tmp_path)
