@@ -62,7 +62,7 @@ def one_round(
     cohort = run.draw(now, server, execute.away, execute.repeats)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(now, crew.active, stalled)  # what this participation costs each; the others abstain
-    if others := run.reserved_for_others(t, prices):  # an attempt that was cut short could reach these
+    if (others := run.reserved_for_others(t, prices)) is not None:  # an attempt that was cut short asked these
         crew = run.stragglers.split(others, t, run.key)
         prices = run.prices(now, crew.active, stalled)
     now = run.reserve(now, prices)  # durable, before any data is read

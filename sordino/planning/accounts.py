@@ -161,13 +161,13 @@ class Accounts:
         silent = (k for k in drawn if away(k)) if later else ()
         return sorted([*found, *itertools.islice(silent, len(drawn) - len(found))])
 
-    def reserved_for_others(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        """Clients for which an interrupted attempt at this round had reserved budget, if the round now asks others, as
-        other clients can be reached. Empty if they are the same, or nothing was reserved."""
+    def reserved_for_others(self, t: int, prices: Mapping[int, Price | None]) -> list[int] | None:
+        """Clients, maybe none, for which an interrupted attempt at this round had reserved budget, if the round now
+        asks others, as other clients can be reached or drawn. None if they are the same, or nothing was reserved."""
         if self.plan.everyone_pays or self.ledger.state(self.op(t)) is None:
-            return []
+            return None
         before = self.ledger.entry(self.op(t))
-        return [] if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
+        return None if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
 
     def reserve(self, now: OpenRound, prices: Mapping[int, Price | None]) -> OpenRound:
         """Reserves the round's cost in the ledger, durably, before any data are read; returns the round with the

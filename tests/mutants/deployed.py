@@ -121,9 +121,16 @@ DEPLOYED = [
     one(
         "a round that was reserved is played by whoever is there now",
         "round.py",
-        "if others := run.reserved_for_others(t, prices):",
+        "if (others := run.reserved_for_others(t, prices)) is not None:",
         "if others := []:",
         f"{FAULTS}::test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for",
+    ),
+    one(
+        "a round that was reserved for nobody is drawn again",
+        "round.py",
+        "if (others := run.reserved_for_others(t, prices)) is not None:",
+        "if others := run.reserved_for_others(t, prices):",
+        "tests/runs/test_resume.py::test_a_round_that_was_reserved_for_nobody_goes_on_without_anybody",
     ),
     one(
         "a round ends with too few when the others refuse",

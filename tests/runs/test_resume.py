@@ -27,6 +27,7 @@ from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
+from sordino.planning.accounts import Accounts, OpenRound
 from sordino.privacy.uplink import Uplink
 from sordino.receipts.receipt import opened
 from sordino.receipts.verify import verify
@@ -347,6 +348,32 @@ def test_control_c_in_a_terminal_reaches_the_whole_group(tmp_path: Path) -> None
     complaint = (tmp_path / "stderr").read_text()
     assert "Traceback" not in complaint
     assert "sordino resume" in complaint
+
+
+def test_a_round_that_was_reserved_for_nobody_goes_on_without_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secret coins fell for nobody, and the process died before anything left. As it was, the coins were tossed again,
+    and the ledger refused to have the round for others: the run could not go on."""
+    case = BY_NAME["gaussian_gdp"]
+    secret = {"privacy": case.privacy | {"noise": "system"}, "cohort": {"name": "poisson", "rate": 0.5}}
+    draw, begin, drawn = Accounts.draw, Accounts.begin, [[], [0, 1]]
+
+    def dies(self: Accounts, now: OpenRound) -> None:
+        if now.t == 1:
+            raise Killed
+        begin(self, now)
+
+    monkeypatch.setattr(Accounts, "draw", lambda self, now, *rest: drawn.pop(0) if now.t == 1 else draw(self, now))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Accounts, "begin", dies)
+        with pytest.raises(Killed):
+            start(case.experiment(**secret), tmp_path / "run")
+    again = resume(tmp_path / "run")
+    assert not drawn
+    assert [row.answered for row in again.metrics][1] == 0
+    assert len(again.metrics) == case.experiment().rounds
+    assert verify(tmp_path / "run") == []
 
 
 @pytest.mark.slow
