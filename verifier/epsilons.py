@@ -150,9 +150,8 @@ def renyi(draw, orders):
     kind, rate, level = draw[:3]
     a = np.array(orders, dtype=float)
     if kind == "response":
-        rare = math.log(draw[3] - 2) if draw[3] > 2 else -math.inf
-        whole = np.logaddexp(np.logaddexp(a * level, (1 - a) * level), rare)
-        return (whole - level - math.log1p((draw[3] - 1) * math.exp(-level))) / (a - 1)
+        above = a * level + np.log(np.expm1(-a * level) * np.expm1((1 - a) * level))  # of the moment, beside its 1
+        return np.logaddexp(0, above - level - math.log1p((draw[3] - 1) * math.exp(-level))) / (a - 1)
     if rate == 1 and kind != "laplace":
         return a / (2 * level**2)
     if rate != 1 and kind == "laplace":

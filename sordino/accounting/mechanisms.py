@@ -236,7 +236,8 @@ class Response(Event):
 
     def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
         """Rényi divergences between two inputs a and b: the ratio of their probabilities is e^epsilon at one output,
-        e^-epsilon at another, and 1 at all others.
+        e^-epsilon at another, and 1 at all others. Only what the moment is above 1 is computed: beside the 1 a tiny
+        epsilon would round away, and be called none.
         """
         if rate != 1:
             return None
@@ -244,8 +245,8 @@ class Response(Event):
 
         alpha, e = np.array(orders), self.epsilon
         other = -e - math.log1p((self.levels - 1) * math.exp(-e))  # log probability of an output that is not the input
-        rare = math.log(self.levels - 2) if self.levels > 2 else -math.inf
-        return (other + np.logaddexp(np.logaddexp(alpha * e, (1 - alpha) * e), rare)) / (alpha - 1)
+        above = other + alpha * e + np.log(-np.expm1(-alpha * e)) + np.log(-np.expm1((1 - alpha) * e))
+        return np.logaddexp(0, above) / (alpha - 1)
 
     def loss(self, pld: Any, grid: float, rate: float = 1.0, added: bool = False) -> Any:
         return pld.from_randomized_response(self.replaced, self.levels, value_discretization_interval=grid)

@@ -166,6 +166,19 @@ def test_the_renyi_curve_is_the_divergence_of_two_laws(epsilon: float, k: int) -
                 assert found == pytest.approx(max(converted, 0.0), rel=1e-9, abs=1e-9)
 
 
+def test_a_tiny_epsilon_is_not_rounded_to_none() -> None:
+    epsilon, k, delta = 1e-6, 1000, 1e-10
+    assert keep_probability(epsilon, k) - flip_probability(epsilon, k) > 9 * delta  # lost at epsilon 0 by one answer
+    for event in (Response(epsilon, k), Repeat(Response(epsilon, k), 30)):
+        assert all(bound.epsilon > 0 for bound in bounds(event, delta, "replace"))
+    orders = np.array([1.1, 2, 4.5, 16])
+    found = Response(epsilon, k).renyi(tuple(orders))
+    assert found == pytest.approx(orders * epsilon**2 / k, rel=1e-4)  # by its series
+    # broken twin: the logarithm of the whole moment, 1 and what is above it
+    moments = np.logaddexp(np.logaddexp(orders * epsilon, (1 - orders) * epsilon), math.log(k - 2))
+    assert ((moments + math.log(flip_probability(epsilon, k))) / (orders - 1) < found / 2).any()
+
+
 def test_renyi_losses_of_answers_and_of_noise_add_up() -> None:
     both = Together((Repeat(Response(1.0, 21), 5), Gaussian(2.0)))
     p, q = law(1.0, 21)
