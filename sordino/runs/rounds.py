@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, NamedTuple
@@ -241,6 +242,7 @@ class RunningPhase:
     stopped: Callable[[], bool]
     evaluate: Evaluate | None = None  # scores of the models after a round
     row: RoundRow = field(init=False)  # of the last round
+    save: Callable[[], None] | None = field(init=False, default=None)  # the last round, where no checkpoint has it
     seconds: float = 0.0  # of the last round, by the clock
 
     @property
@@ -248,8 +250,8 @@ class RunningPhase:
         return self.setup.over(self.at.server) if self.setup.prepares else self.at.t >= self.setup.rounds
 
     def rounds(self, crash: int | None = None) -> Iterator[Outcome]:
-        """Computes every remaining round, until a stop. `crash`: the round in which the process kills itself on
-        purpose, once budget is reserved.
+        """Computes every remaining round, until a stop, which leaves a checkpoint of the last one. `crash`: the round
+        in which the process kills itself on purpose, once budget is reserved.
         """
         while not self.over and not self.stopped():
             t, begin = self.at.t, time.monotonic()
@@ -257,6 +259,8 @@ class RunningPhase:
             outcome = one_round(self.federation, self.at.server, t, execute, self.at.stalled, self._keep(t))
             self.at, self.seconds = PhaseState(outcome.server, t + 1, outcome.stalled), time.monotonic() - begin
             yield outcome
+        if self.save is not None:
+            self.save()
 
     def _keep(self, t: int) -> Callable[[Outcome, bytes], None]:
         experiment = self.setup.experiment
@@ -276,13 +280,9 @@ class RunningPhase:
                 )
             self.row = self._row(t, outcome)
             self.metrics.write(self.row)
+            self.save = partial(self._save, t + 1, outcome, release)
             if (t + 1) % every == 0 or t + 1 == self.setup.rounds:
-                now: dict[str, checkpoint.JSON] = {
-                    "stalled": outcome.stalled,
-                    "ledger_head": self.federation.ledger.head(),
-                    "release": release.hex(),
-                }
-                self._save(t + 1, outcome.server, now)
+                self.save()
 
         return keep
 
@@ -302,11 +302,17 @@ class RunningPhase:
         norm = float(tree.norm(next(iter(self.setup.algorithm.models(outcome.server).values()))))
         return row.with_more(self.evaluate(t, outcome.server, self.execute.score)).beside(model_norm=norm)
 
-    def _save(self, t: int, server: Tree, now: Mapping[str, checkpoint.JSON]) -> None:
+    def _save(self, t: int, outcome: Outcome, release: bytes) -> None:
         """Save a checkpoint: client states first, then the server's, from whose round a resumed run goes on."""
-        rows = self.metrics.sync()
-        trees = {"server": server, **self.execute.keep(t)}
-        checkpoint.save(self.place / "checkpoints", t, trees, {**now, **rows})
+        known: dict[str, checkpoint.JSON] = {
+            "stalled": outcome.stalled,
+            "ledger_head": self.federation.ledger.head(),
+            "release": release.hex(),
+            **self.metrics.sync(),
+        }
+        trees = {"server": outcome.server, **self.execute.keep(t)}
+        checkpoint.save(self.place / "checkpoints", t, trees, known)
+        self.save = None
 
 
 def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:

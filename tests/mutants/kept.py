@@ -14,6 +14,13 @@ ROLLED = "tests/sites/test_rolled_back.py"
 
 KEPT = [
     one(
+        "a stop forgets the rounds since the last checkpoint",
+        "runs/rounds.py",
+        "if self.save is not None:",
+        "if False:",
+        "tests/runs/test_resume.py::test_control_c_stops_at_a_point_from_which_it_continues[loop]",
+    ),
+    one(
         "what clients keep lies beside what may be shown",
         "runs/site_process.py",
         "RunFolder(Path(place)).checkpoints / ",

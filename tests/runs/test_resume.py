@@ -305,7 +305,7 @@ def test_another_draw_of_the_same_release_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("executor", ["loop", "processes"])
 def test_control_c_stops_at_a_point_from_which_it_continues(executor: str, tmp_path: Path) -> None:
     case = BY_NAME["whole_update"]
-    engine = {"executor": executor, "workers": 2, "checkpoint_every": 4}
+    engine = {"executor": executor, "workers": 2, "checkpoint_every": 3000}
     file = experiment_file(case, tmp_path, rounds=3000, engine=engine)
     out = tmp_path / "run"
     with open(tmp_path / "stdout", "wb") as said, open(tmp_path / "stderr", "wb") as complained:
@@ -321,6 +321,8 @@ def test_control_c_stops_at_a_point_from_which_it_continues(executor: str, tmp_p
     assert 4 <= len(answer["metrics"]) < 3000
     assert verify(out) == []  # a receipt for what was done so far
     assert (out / "model.safetensors").is_file()
+    kept = max((out / "checkpoints").glob("round-*.ckpt"))
+    assert int(kept.stem.removeprefix("round-")) == len(answer["metrics"])  # however rare they are
 
     with killed_at("published", 20):
         resume(out)
