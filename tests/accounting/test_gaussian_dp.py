@@ -45,6 +45,7 @@ def test_both_inverses_keep_the_promise_and_waste_nothing(mu: float, delta: floa
         assert delta_of(epsilon, mu_of(epsilon, delta)) <= delta * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(st.floats(-4, 2.5), st.floats(-12, -0.3))
 @settings(max_examples=60, deadline=None)
 def test_integration_holds_the_exact_epsilon_between_two_numbers(log_mu: float, log_delta: float) -> None:

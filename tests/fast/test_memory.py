@@ -47,6 +47,7 @@ def grown(mutant: str = "") -> list[int]:
     return [int(each) for each in done.stdout.split()]
 
 
+@pytest.mark.slow
 @of_glibc
 def test_what_threads_have_freed_is_kept_for_the_next_one_and_given_back() -> None:
     worked, kept, left = grown()

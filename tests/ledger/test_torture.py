@@ -257,6 +257,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(command: Command, t
             assert violations(ledger, world, published) == []
 
 
+@pytest.mark.slow
 def test_twenty_rollbacks_are_seen_by_whoever_saw_a_later_head(tmp_path: Path) -> None:
     path, world, heads = tmp_path / "ledger", crowded(100), []
     for stage in range(21):

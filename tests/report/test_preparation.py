@@ -145,6 +145,7 @@ def framed(uri: str) -> bool:
     return bool((pixels(uri)[0] == FRAME).all(axis=-1).any())
 
 
+@pytest.mark.slow
 def test_the_pictures_are_the_candidates_and_what_the_generator_draws(
     found: Preparation, folder: Path, parts: Simulation
 ) -> None:

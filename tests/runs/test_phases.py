@@ -71,6 +71,7 @@ def test_a_receipt_without_the_preparation_is_caught(once: Path, monkeypatch: py
     assert any(line.startswith("rounds") for line in verify(once))
 
 
+@pytest.mark.slow
 def test_a_release_of_the_preparation_that_is_not_planned_is_named(once: Path) -> None:
     setup, federation = opened(once)
     with federation.ledger as ledger:

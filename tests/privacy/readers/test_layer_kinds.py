@@ -170,6 +170,7 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))  # type: ignore[no-any-return]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
