@@ -349,7 +349,10 @@ CASES = [
     ),
     Case("prifedsync", {"name": "prifedsync", **FEW_STEPS}, model=SMALL, printed="client"),
     Case(
-        "prifedsync_steps", {"name": "prifedsync", "level": "step_level", **FEW_STEPS}, model=SMALL, protects="example"
+        "prifedsync_steps",
+        {"name": "prifedsync", "level": "step_level", "sigma": 4.0, **FEW_STEPS},
+        model=SMALL,
+        protects="example",
     ),
     Case("udp", {"name": "udp", **FEW_STEPS}, printed="client"),
     Case("udp_discount", {"name": "udp", "discount": True, "horizon": 4, **FEW_STEPS}, printed="client"),
