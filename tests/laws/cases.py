@@ -84,6 +84,7 @@ LOCAL: Table = {"client": [{"name": "clip", "radius": 0.5}, "noise", "weigh"]}
 LOCAL_OFF: Table = {"client": [{"name": "clip", "radius": 100.0}, {"name": "noise", "multiplier": OFF}, "weigh"]}
 
 FEW_STEPS, SMALL = {"local_steps": 3, "batch_size": 16}, {"name": "mlp", "hidden": 16}
+PRIVATE_STEPS = {"name": "prifedsync", "level": "step_level", "sigma": 4.0, **FEW_STEPS}
 NORMED = {"name": "resnet18", "norm": "batch", "width": 4}  # with running statistics
 SLAUG = {"name": "slaug_fl", "prepare_epochs": 1, "keep": 6, "gan_epochs": 1, "local_epochs": 1, "batch_size": 32}
 DRAWN = {
@@ -348,12 +349,7 @@ CASES = [
         protects="client",
     ),
     Case("prifedsync", {"name": "prifedsync", **FEW_STEPS}, model=SMALL, printed="client"),
-    Case(
-        "prifedsync_steps",
-        {"name": "prifedsync", "level": "step_level", "sigma": 4.0, **FEW_STEPS},
-        model=SMALL,
-        protects="example",
-    ),
+    Case("prifedsync_steps", PRIVATE_STEPS, model=SMALL, protects="example"),
     Case("udp", {"name": "udp", **FEW_STEPS}, printed="client"),
     Case("udp_discount", {"name": "udp", "discount": True, "horizon": 4, **FEW_STEPS}, printed="client"),
     Case(
