@@ -174,7 +174,8 @@ def test_killed_anywhere_it_is_the_run_that_never_stopped(name: str, tmp_path: P
 @pytest.mark.parametrize("name", CASES)
 def test_noise_from_the_system_keeps_the_books_in_order(name: str, tmp_path: Path) -> None:
     algorithm, tables = CASES[name]
-    run = start(made(algorithm, privacy={"noise": "system"}, **tables), tmp_path / "run")
+    room = {"delta": 1e-3} if name == "central" else {}  # for what its typed noise lacks of the ideal law
+    run = start(made(algorithm, privacy={"noise": "system", **room}, **tables), tmp_path / "run")
     assert not run.receipt.simulated
     assert verify(tmp_path / "run") == []
 
