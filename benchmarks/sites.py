@@ -102,7 +102,7 @@ def prepared(place: Path, rounds: int, algorithm: str) -> Any:
         parts.append(own.announced(name))
     (place / "agreement.toml").write_text(agreed.merged(parts).toml())
     (place / "experiment.toml").write_text(experiment.toml())
-    identity.make(place / "certs", ["localhost"], [f"site-{k}" for k in range(SITES)], 2)
+    identity.make_certificates(place / "certs", ["localhost"], [f"site-{k}" for k in range(SITES)], 2)
     made = table(rounds, algorithm)
     return config.validate(made | {"data": {**made["data"], "path": str(place / "all")}})
 

@@ -39,13 +39,13 @@ from sordino.types import Examples, Grant, LocalWork, Params, Shard, Task
 EVERY = 0.004  # seconds between two looks
 PACKAGE = PurePath(__file__).parents[1]
 
-# modules that count for all that they call
+# modules, or classes of them, that count for all that they call
 CALLERS = {
     "evaluation": ("metrics/",),
     "ledger and prices": ("accounting/", "ledger/", "budget/", "planning/prices.py"),
-    "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/rounds.py"),
+    "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/rounds.py:Rows."),
     "noise": ("privacy/noise/",),
-    "secure sums": ("secagg/", "engine/executor.py"),
+    "secure sums": ("secagg/", "engine/executor.py:SecureSum."),
     "clipping": ("privacy/readers/per_example_gradients.py", "privacy/uplink/stages.py"),
 }
 # modules that count for themselves, and for other libraries that they call
@@ -112,7 +112,7 @@ def kind_of(frame: FrameType | None) -> str | None:
     while frame is not None:
         file = PurePath(frame.f_code.co_filename)
         if file.is_relative_to(PACKAGE):
-            places.append(file.relative_to(PACKAGE).as_posix())
+            places.append(f"{file.relative_to(PACKAGE).as_posix()}:{frame.f_code.co_qualname}")
         frame = frame.f_back
     for kind, where in CALLERS.items():
         if any(place.startswith(where) for place in places):
