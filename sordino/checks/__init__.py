@@ -53,7 +53,7 @@ class Law(NamedTuple):
 
 
 class LawVerdict(NamedTuple):
-    """Whether a part has a property, and if not, why and what to do."""
+    """Verdict on one property of a part: whether it has it, and if not, why and what to do."""
 
     law: str
     says: str

@@ -219,7 +219,7 @@ class Target(Fact):
 
 
 class TargetReached(Target):
-    """What it cost to reach a target."""
+    """Cost of reaching a target."""
 
     rounds: int
     bytes: int

@@ -242,7 +242,7 @@ class RunningPhase:
     stopped: Callable[[], bool]
     evaluate: Evaluate | None = None  # scores of the models after a round
     row: RoundRow = field(init=False)  # of the last round
-    save: Callable[[], None] | None = field(init=False, default=None)  # the last round, where no checkpoint has it
+    unsaved: Callable[[], None] | None = field(init=False, default=None)  # saves the last round, if nothing has yet
     seconds: float = 0.0  # of the last round, by the clock
 
     @property
@@ -259,8 +259,8 @@ class RunningPhase:
             outcome = one_round(self.federation, self.at.server, t, execute, self.at.stalled, self._keep(t))
             self.at, self.seconds = PhaseState(outcome.server, t + 1, outcome.stalled), time.monotonic() - begin
             yield outcome
-        if self.save is not None:
-            self.save()
+        if self.unsaved is not None:
+            self.unsaved()
 
     def _keep(self, t: int) -> Callable[[Outcome, bytes], None]:
         experiment = self.setup.experiment
@@ -280,9 +280,9 @@ class RunningPhase:
                 )
             self.row = self._row(t, outcome)
             self.metrics.write(self.row)
-            self.save = partial(self._save, t + 1, outcome, release)
+            self.unsaved = partial(self._save, t + 1, outcome, release)
             if (t + 1) % every == 0 or t + 1 == self.setup.rounds:
-                self.save()
+                self.unsaved()
 
         return keep
 
@@ -312,7 +312,7 @@ class RunningPhase:
         }
         trees = {"server": outcome.server, **self.execute.keep(t)}
         checkpoint.save(self.place / "checkpoints", t, trees, known)
-        self.save = None
+        self.unsaved = None
 
 
 def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:

@@ -16,7 +16,7 @@ KEPT = [
     one(
         "a stop forgets the rounds since the last checkpoint",
         "runs/rounds.py",
-        "if self.save is not None:",
+        "if self.unsaved is not None:",
         "if False:",
         "tests/runs/test_resume.py::test_control_c_stops_at_a_point_from_which_it_continues[loop]",
     ),

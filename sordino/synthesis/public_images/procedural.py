@@ -28,7 +28,7 @@ AT_ONCE = 4 << 20  # numbers in the largest array
 
 
 class Look(NamedTuple):
-    """How a shape is drawn: size, stroke, contrast, position."""
+    """Style of a drawn shape: size, stroke, contrast, position."""
 
     size: float = 1.0
     wide: float = 1.0

@@ -152,7 +152,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the generator is trained."""
+    """Settings of the generator's training."""
 
     kind: Kind = "auto"
     scenario: Literal[1, 2] = 1
