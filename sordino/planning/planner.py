@@ -107,10 +107,11 @@ class Planner:
         people, rows = 1 if alike else books.population, self.phase.public.rows_per_key
         return statement(self._notes, people, self.phase.experiment.privacy.delta, rows_per_key=rows)
 
-    def check_delta(self) -> None:
-        """Refuses real noise of a typed size whose guarantees would need a larger delta than was granted; noise that a
-        budget sizes leaves room for what it lacks of the ideal law.
+    def check_noise(self) -> None:
+        """Refuses noise that its law cannot draw, and real noise of a typed size whose guarantees would need a larger
+        delta than was granted; noise that a budget sizes leaves room for what it lacks of the ideal law.
         """
+        _ = self.expected_noise  # asks the law
         delta = self.phase.experiment.privacy.delta
         offers = [one for phase in self.phase.whole.phases for one in phase.offers]
         if not self.phase.policy.real or all(typed is None for _, typed in offers):

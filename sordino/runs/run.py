@@ -92,7 +92,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     _ = setup.plan, simulation.evaluation(), setup.algorithm.init_client(setup.task)
     for phase in setup.preparation:
         _ = phase.plan
-    Planner(setup).check_delta()
+    Planner(setup).check_noise()
     methods.needs()
     if folder.exists():
         known, typed = RunFolder(folder).exists, quote(str(folder))

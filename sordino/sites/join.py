@@ -115,7 +115,7 @@ class Proposed:
         """Privacy guarantees for this client over the whole run, as its own ledger will state them."""
         whole = self.whole
         planner = Planner(whole.phases[-1], (self.client,))
-        planner.check_delta()
+        planner.check_noise()
         rows = planner.guarantees
         return beside_scores(rows, self.experiment.privacy.delta) if self.options.shares_scores else rows
 

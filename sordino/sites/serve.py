@@ -243,7 +243,7 @@ def serve(
     whole = Whole(experiment, agreed.public(experiment, DeclaredData(experiment).schema))
     for phase in whole.phases:
         _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
-    Planner(whole.phases[-1]).check_delta()
+    Planner(whole.phases[-1]).check_noise()
     environment, known = _environment(options.folder, experiment, agreed), AllowList(options.allowed)
     peers = peers_of(whole, agreed)
     if options.folder.exists() and real:

@@ -146,7 +146,7 @@ def test_typed_noise_that_needs_a_larger_delta_is_refused(multiplier: float, tmp
     assert refused.value.code == "noise-lacks-delta"
     assert not (tmp_path / "run").exists()
     with pytest.MonkeyPatch.context() as patch:  # the twin
-        patch.setattr(Planner, "check_delta", lambda self: None)
+        patch.setattr(Planner, "check_noise", lambda self: None)
         (row, *_) = start(made, tmp_path / "run").receipt.guarantees
         assert row.delta > 1 / 1440 or not row.finite
 

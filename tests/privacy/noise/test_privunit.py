@@ -7,6 +7,7 @@ Statistical tests use fixed seeds and reject at p < 1e-6 or beyond 5 standard er
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from scipy import integrate, special, stats
 from torch import Tensor
 
+from sordino.config import validate
 from sordino.errors import ConfigError
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.uplink.privunit import MOST, STEP, Cap, PureDirection, cap_at, parameters, privunit
+from sordino.runs.run import start
 
 D, DRAWS = 20, 400_000
 
@@ -231,6 +234,23 @@ def test_budgets_that_are_none(epsilon: float) -> None:
     with pytest.raises(ConfigError, match=f"epsilon of PrivUnit is {epsilon}") as refusal:
         parameters(10, epsilon)
     assert refusal.value.code == "privunit-epsilon"
+
+
+def test_a_run_of_such_a_budget_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    stages = {"client": [{"name": "clip", "radius": 0.5}, {"name": "privunit"}]}
+    experiment = {
+        "rounds": 2,
+        "data": {"source": "digits"},
+        "partition": {"scheme": "iid", "clients": 4},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedavg"},
+        "uplink": stages,
+        "privacy": {"epsilon": 2 * 16.1, "delta": 1e-5},
+    }
+    with pytest.raises(ConfigError) as refusal:
+        start(validate(experiment), tmp_path / "run")
+    assert refusal.value.code == "privunit-epsilon"
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("dimension", [1, 0])
