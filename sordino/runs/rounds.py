@@ -28,7 +28,7 @@ from sordino.algorithms.optional import Estimates
 from sordino.engine import checkpoint
 from sordino.engine.executor import Answers, Clients, Executor
 from sordino.engine.server import FederatedServer
-from sordino.errors import LedgerError, NonFiniteModel, RunError, damaged
+from sordino.errors import BudgetExhausted, LedgerError, NonFiniteModel, RunError, damaged
 from sordino.metrics import RoundLine, RoundRow, Scores, Secure
 from sordino.metrics.evaluation import Score
 from sordino.receipts.folder import RunFolder
@@ -250,15 +250,22 @@ class RunningPhase:
         return self.setup.over(self.at.server) if self.setup.prepares else self.at.t >= self.setup.rounds
 
     def rounds(self, crash: int | None = None) -> Iterator[Outcome]:
-        """Computes every remaining round, until a stop, which leaves a checkpoint of the last one. `crash`: the round
-        in which the process kills itself on purpose, once budget is reserved.
+        """Computes every remaining round, until a stop or until the budget is spent; both leave a checkpoint of the
+        last one. `crash`: the round in which the process kills itself on purpose, once budget is reserved.
         """
-        while not self.over and not self.stopped():
-            t, begin = self.at.t, time.monotonic()
-            execute = PowerCut() if t + 1 == crash else self.execute
-            outcome = one_round(self.federation, self.at.server, t, execute, self.at.stalled, self._keep(t))
-            self.at, self.seconds = PhaseState(outcome.server, t + 1, outcome.stalled), time.monotonic() - begin
-            yield outcome
+        try:
+            while not self.over and not self.stopped():
+                t, begin = self.at.t, time.monotonic()
+                execute = PowerCut() if t + 1 == crash else self.execute
+                outcome = one_round(self.federation, self.at.server, t, execute, self.at.stalled, self._keep(t))
+                self.at, self.seconds = PhaseState(outcome.server, t + 1, outcome.stalled), time.monotonic() - begin
+                yield outcome
+        except BudgetExhausted:  # before anybody was asked, so clients keep what they had after the last round
+            self._save_last()
+            raise
+        self._save_last()
+
+    def _save_last(self) -> None:
         if self.unsaved is not None:
             self.unsaved()
 

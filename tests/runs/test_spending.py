@@ -16,9 +16,10 @@ from sordino.engine.server import FederatedServer
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE
 from sordino.round import one_round
-from sordino.runs.run import start
+from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
 from tests.budget.charged import experiment
+from tests.laws.traces import killed_at
 
 GDP = {"name": "gaussian_gdp"}
 
@@ -240,6 +241,19 @@ def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
 
     assert verify(tmp_path / "first") == []  # what another run spends later does not unmake a receipt
     assert verify(tmp_path / "second") == []
+
+
+def test_a_run_whose_budget_is_spent_keeps_its_last_round(tmp_path: Path) -> None:
+    """However rare checkpoints are, as when it is stopped: another run took a part of a ledger that both share."""
+    privacy = {**HIDDEN["privacy"], "ledger": str(tmp_path / "shared.sqlite")}
+    with killed_at("published", 4):
+        start(experiment(FEDAVG, **{**HIDDEN, "privacy": privacy}), tmp_path / "first")
+    given = {**HIDDEN, "privacy": privacy, "engine": {"checkpoint_every": 50}}
+    second = start(experiment({**FEDAVG, "lr": 0.2}, **given), tmp_path / "second")
+    assert 0 < len(second.metrics) < 12
+    (kept,) = (tmp_path / "second" / "checkpoints").iterdir()
+    assert kept.name == f"round-{len(second.metrics):06}.ckpt"
+    assert resume(tmp_path / "second").metrics == second.metrics  # still spent
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"partition": {"scheme": "iid", "clients": 2}}])
