@@ -171,14 +171,13 @@ def _priced(plan: Plan, offer: Offer, client: int) -> Iterator[Event]:
 
 
 def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
-    """Refuses, before a run, a secure sum that its largest round would overflow, or leave with too few uploads to
-    decrypt or unmask; and one whose algorithm needs each upload by itself (`reads_each`).
+    """Refuses, before a run, an algorithm that needs each upload by itself (`reads_each`) where only their sum may be
+    read; and a secure sum that its largest round would overflow, or leave with too few uploads to decrypt or unmask.
     """
-    if uplink.secure is None or uplink.grid is None:
-        return
-    if reads_each:
+    if reads_each and uplink.sum_only:
         raise single_uploads()
-    check_cohort(uplink.secure, uplink.grid.layout, math.ceil(clients))
+    if uplink.secure is not None and uplink.grid is not None:
+        check_cohort(uplink.secure, uplink.grid.layout, math.ceil(clients))
 
 
 def check_reads(algorithm: AnyAlgorithm) -> None:

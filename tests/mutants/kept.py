@@ -28,6 +28,13 @@ KEPT = [
         "tests/runs/test_spending.py::test_a_run_whose_budget_is_spent_keeps_its_last_round",
     ),
     one(
+        "single uploads are refused when a round has been paid",
+        "planning/prices.py",
+        "if reads_each and uplink.sum_only:",
+        "if False:",
+        "tests/laws/test_accepted.py::test_a_generator_of_single_uploads_is_refused_before_a_folder[noise on the sum]",
+    ),
+    one(
         "what clients keep lies beside what may be shown",
         "runs/site_process.py",
         "RunFolder(Path(place)).checkpoints / ",

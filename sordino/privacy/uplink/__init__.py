@@ -77,6 +77,11 @@ class Uplink(Links):
         """True where noise protects the sum alone: single uploads may not be read, and nothing may tell them."""
         return self.central or self.per_coordinate is not None
 
+    @property
+    def sum_only(self) -> bool:
+        """True where the server may read the sum of uploads and no single one: behind such noise, or encryption."""
+        return self.hides_each or any(stage.aggregate_only for stage in self.client)
+
     # what changes from round to round ---------------------------------------------------------------------------------
 
     @property
@@ -248,7 +253,7 @@ class Uplink(Links):
 
     def _single(self, uploads: Sequence[U] | None, zero: U, weights: Sequence[float]) -> list[U]:
         """Single uploads, decoded, without their weights."""
-        if self.hides_each or any(stage.aggregate_only for stage in self.client):
+        if self.sum_only:
             raise single_uploads()
         if uploads is None:
             raise ConfigError(
