@@ -23,6 +23,7 @@ import torch  # noqa: E402
 
 from sordino import tree  # noqa: E402
 from sordino.algorithms import all_algorithms  # noqa: E402
+from sordino.algorithms.algorithm import AnyAlgorithm  # noqa: E402
 from sordino.engine import wire  # noqa: E402
 from sordino.engine.executor import decide  # noqa: E402
 from sordino.privacy.noise.sources import Counter  # noqa: E402
@@ -75,7 +76,7 @@ def costs(repeats: int) -> None:
     drawn = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (500, 32, 32, 3), generator=drawn, dtype=torch.uint8)
     examples, grant = Examples(x, torch.arange(500) % 3), Grant(0, 500, 500, Counter(1), 1.0)
-    trained = all_algorithms()["pfl_dyn"]()
+    trained: AnyAlgorithm = all_algorithms()["pfl_dyn"]()  # type: ignore[assignment]  # it has one phase
     down, state = trained.broadcast(trained.init(task, 1)), trained.init_client(task)
 
     def train() -> Any:
@@ -114,8 +115,8 @@ def traffic(models: list[str]) -> None:
         upload = {name: p.detach() for name, p in net.named_parameters()}
         for rate, published in PUBLISHED[name].items():
             uplink = all_algorithms()["cuag_pfl"](variant="no_noise", rate=rate).uplink
-            sent = uplink.client[0].encode(upload, Bound(), None)
-            fields, header = wire.schema(sent), wire.Header("traffic", "00" * 32, 0, 0, 0, "up")
+            sent = uplink.client[0].encode(upload, Bound(), Grant(0, 1, 1, Counter(1)))
+            fields, header = wire.schema(sent), wire.Header("traffic", "00" * 32, 0, 0, "up")
             size = wire.payload_bytes(fields)
             assert len(wire.encode(header, sent)) == wire.size(header, fields)  # what is counted is what is written
             print(f"| {name} | {rate} | {size // 4} | {300 * size / 2**30:.4f} | {published} |", flush=True)

@@ -32,7 +32,7 @@ from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
 
 PATIENCE = 60.0  # seconds for one point, its start included
 W2, W3 = WORKLOADS["w2"], WORKLOADS["w3"]
-SMALL = {"shape": (8, 8, 1), "examples": 4}
+SMALL: Any = {"shape": (8, 8, 1), "examples": 4}
 
 
 @dataclass(frozen=True)

@@ -163,12 +163,16 @@ def between(place: Path) -> tuple[list[float], dict[str, float]]:
         if event.event == "gathering" and event.count == SITES:
             ready.append(time.perf_counter())
 
+    def played(_: Any) -> None:
+        ends.append(time.perf_counter())
+        used.append(time.process_time())
+
     def invited(invitation: Path) -> None:
         stack.enter_context(sites(place, peaks))
 
     begin, peaks = time.perf_counter(), list[float]()
     with contextlib.ExitStack() as stack:
-        serve(options, lambda _: (ends.append(time.perf_counter()), used.append(time.process_time())), hears, invited)
+        serve(options, played, hears, invited)
     facts = {
         "the server's CPU, ms a site and round": 1000 * statistics.median(gaps(used)) / SITES,
         "start-up, s": ready[0] - begin if ready else float("nan"),

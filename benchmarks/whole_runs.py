@@ -69,7 +69,7 @@ def start_up(folder: Path, repeats: int) -> None:
     show(turns({"import torch": command("-c", "import torch"), "sordino run rounds=1": digits}, repeats))
 
 
-def sordino(folder: Path, name: str, *words: str) -> Callable[[], None]:
+def sordino(folder: Path, name: str, *words: str) -> Callable[[], object]:
     turn = iter(range(10**6))
 
     def run() -> None:
@@ -81,14 +81,14 @@ def sordino(folder: Path, name: str, *words: str) -> Callable[[], None]:
     return run
 
 
-def plain(folder: Path, rounds: int, threads: int) -> Callable[[], None]:
+def plain(folder: Path, rounds: int, threads: int) -> Callable[[], object]:
     file = str(folder / "plain.safetensors")
     return command(
         "-m", "benchmarks.sides.plain_script", file, str(folder / f"plain-{threads}"), f"{rounds}", f"{threads}"
     )
 
 
-def command(*words: str) -> Callable[[], None]:
+def command(*words: str) -> Callable[[], object]:
     return lambda: subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
 
 

@@ -24,8 +24,9 @@ from receipt_page import receipt
 
 import sordino
 from sordino import config
+from sordino.accounting.facts import epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
-from sordino.accounting.words import epsilon_text, merged, sentence
+from sordino.accounting.words import merged, sentence
 from sordino.algorithms import all_algorithms
 from sordino.budget import SCHEDULES
 from sordino.cli.program import app
@@ -249,8 +250,8 @@ def experiment_file() -> str:
             rows = field_rows(field.annotation, lambda kind: True)
             parts += [f"## `[{name}]`", table(KEYS, rows)]
     for where, (key, what, choices) in CHOICES.items():
-        rows = [(f"`{choice}`", arguments(made), first_line(own_doc(made))) for choice, made in choices.items()]
-        parts += [f"## `[{where}]`", what, table((f"`{key}`", "parameters = defaults", "what"), rows)]
+        listed = [(f"`{choice}`", arguments(made), first_line(own_doc(made))) for choice, made in choices.items()]
+        parts += [f"## `[{where}]`", what, table((f"`{key}`", "parameters = defaults", "what"), listed)]
         parts.append(table(("parameter", "of", "meaning"), meant(LISTED[where])))
     parts += [
         "## `[algorithm]`",

@@ -21,6 +21,8 @@ def main() -> None:
     from opacus.optimizers import DPOptimizer
 
     w = meter.w
+    clip = w.clip
+    assert clip is not None
     net = GradSampleModule(network(w))
     x, y = floats(meter.data.x), meter.data.y
     turn = iter(range(10**9))
@@ -32,8 +34,8 @@ def main() -> None:
             net.load_state_dict(start)
             optimiser = DPOptimizer(
                 torch.optim.SGD(net.parameters(), lr=w.lr),
-                noise_multiplier=w.noise / w.clip,
-                max_grad_norm=w.clip,
+                noise_multiplier=w.noise / clip,
+                max_grad_norm=clip,
                 expected_batch_size=w.examples,
             )
             for _ in range(w.steps):

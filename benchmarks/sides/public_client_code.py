@@ -16,7 +16,8 @@ def main() -> None:
     w, net = meter.w, network(meter.w)
     x, y = floats(meter.data.x), meter.data.y
     turn = iter(range(10**9))
-    assert w.clip is not None
+    clip = w.clip
+    assert clip is not None
 
     def train(mine_x: torch.Tensor, mine_y: torch.Tensor) -> None:
         optimiser = torch.optim.SGD(net.parameters(), lr=w.lr)
@@ -25,8 +26,9 @@ def main() -> None:
             for i in range(len(mine_y)):
                 optimiser.zero_grad()
                 F.cross_entropy(net(mine_x[i : i + 1]), mine_y[i : i + 1]).backward()
-                torch.nn.utils.clip_grad_norm_(net.parameters(), w.clip)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
                 for s, p in zip(total, net.parameters(), strict=True):
+                    assert p.grad is not None
                     s += p.grad
             for s, p in zip(total, net.parameters(), strict=True):
                 p.grad = (s + w.noise * torch.randn_like(s)) / len(mine_y)

@@ -68,7 +68,8 @@ def table(w: Workload) -> dict[str, Any]:
     effort: dict[str, Any] = {"lr": w.lr, "batch_size": w.batch or "full"}
     effort |= {"local_epochs": 1} if w.spread else {"local_steps": w.steps}
     if w.method:
-        algorithm: dict[str, Any] = {"name": w.method, "lr": w.lr, "local_steps": w.steps, "batch_size": w.batch // 2}
+        half = (w.batch or w.examples) // 2
+        algorithm: dict[str, Any] = {"name": w.method, "lr": w.lr, "local_steps": w.steps, "batch_size": half}
     elif w.clip is None:
         algorithm = {"name": "fedavg", **effort}
     else:
