@@ -79,7 +79,7 @@ def _facts(row: Planned, timing: str, simulated: bool) -> Iterator[tuple[str, st
         f"rounds, {row.parameters:,} parameters in an upload",
     )
     if (made := row.promise) is None:
-        yield "promise", "[red]none[/red]: nothing in this algorithm adds noise"
+        yield "promise", "[red]none[/red] that is paid for: the rows below say what holds"
     else:
         style, said = STATUS_STYLE[made.status], standing(made.status, simulated)
         yield (

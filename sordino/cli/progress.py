@@ -182,7 +182,7 @@ class LiveSpending:
     def text(self, step: Step) -> str:
         plan = step.federation.plan
         if plan.offer is None:
-            return "ε ∞: nothing is promised"
+            return "no budget pays for this noise" if step.setup.priced.promises else "ε ∞: nothing is promised"
         if step.round == step.rounds or self._clock() - self._last >= max(self.EVERY, self._cost / self.SHARE):
             self._compose(step)
         whom = f"per {plan.offer.subject.unit}, against the {plan.offer.subject.adversary}"

@@ -113,12 +113,15 @@ class Planner:
         """
         _ = self.expected_noise  # asks the law
         delta = self.phase.experiment.privacy.delta
-        offers = [one for phase in self.phase.whole.phases for one in phase.offers]
-        if not self.phase.policy.real or all(typed is None for _, typed in offers):
+        phases = self.phase.whole.phases
+        offers = [one for phase in phases for one in phase.offers]
+        published = {"client" for phase in phases if phase.algorithm.uplink.per_coordinate is not None}
+        if not self.phase.policy.real or not (published or any(typed is not None for _, typed in offers)):
             return
         asked = {offer.subject.unit for offer, _ in offers}  # a row that follows from theirs may need more, and says so
-        rows = (row for row in self.guarantees if row.unit in asked)
-        found = max((1.0 if COARSE in row.because else row.delta for row in rows), default=delta)
+        rows = (row for row in self.guarantees if row.unit in asked | published)
+        # noise as published may have no finite row: nothing was asked of it
+        found = max((1.0 if COARSE in row.because and row.unit in asked else row.delta for row in rows), default=delta)
         if found > delta:
             raise lacks_delta(delta, found)
 

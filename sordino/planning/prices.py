@@ -14,8 +14,8 @@ import numpy as np
 
 from sordino import user_code
 from sordino.accounting.accountants import best
-from sordino.accounting.claims import PURE
-from sordino.accounting.events import Event, Poisson, Repeat, compact
+from sordino.accounting.claims import PURE, UNITS, Claim
+from sordino.accounting.events import Event, Nothing, Poisson, Repeat, compact, leaves
 from sordino.accounting.pricing import NominalPrice, Pricing
 from sordino.accounting.published import nominal_multiplier
 from sordino.algorithms.algorithm import AnyAlgorithm
@@ -33,7 +33,7 @@ from sordino.privacy.uplink.secure_stages import NoiseShare, check_cohort, check
 from sordino.privacy.uplink.stages import Weigh
 from sordino.sampling import Cohort, alike
 from sordino.sampling.by_budget import Personal, ThresholdPublished
-from sordino.types import Offer, Task
+from sordino.types import Offer, Task, Unit
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,18 @@ class PriceRequest:
         each = 1 if offer.subject.unit == "client" else max(self.reads)
         return offer, max(1, max(self.participations) * each)
 
+    @cached_property
+    def promises(self) -> list[Claim]:
+        """Claims of a round in which noise protects somebody, whether a budget pays for it or not: randomised response
+        and noise as published offer nothing to a budget. Noise that a budget sizes has the multiplier 1 here.
+        """
+        read, uplink = self.algorithm.read, self.algorithm.uplink
+        made = [
+            *read.claims(self.algorithm.work, max(self.sizes), 1.0),
+            *uplink.claims(1.0, lambda event, adversary: event),
+        ]
+        return [claim for claim in made if claim.finite and claim.event != Nothing()]
+
     def check(self) -> None:
         """Refuses a phase whose guarantee would not hold under any budget."""
         algorithm, population = self.algorithm, len(self.sizes)
@@ -90,8 +102,11 @@ class PriceRequest:
         )
         if any(isinstance(stage, Weigh) for stage in algorithm.uplink.client):
             check_sizes(self.privacy)
+        pure = {claim.unit: all(each.pure() is not None for each in leaves(claim.event)) for claim in self.promises}
+        pure |= {offer.subject.unit: offer.mechanism.pricing.currency == PURE for offer, _ in self.offers}
+        for unit in sorted(pure, key=UNITS.index, reverse=True):
+            check_delta(unit, pure[unit], self.privacy, population, sum(self.sizes))
         for offer, _ in self.offers:
-            check_delta(offer, self.privacy, population, sum(self.sizes))
             if offer.subject.unit != "client":
                 check_sizes(self.privacy)
         noise = algorithm.uplink.noise()
@@ -292,10 +307,10 @@ def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
     raise ConfigError(f"a model with a {task.mixes_examples} layer", why=why, fix=fix, code="statistics-not-carried")
 
 
-def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) -> None:
-    unit = offer.subject.unit
+def check_delta(unit: Unit, pure: bool, privacy: Privacy, population: int, examples: int) -> None:
+    """Refuses a delta that is not below one over the number of protected units. `pure`: noise that needs none."""
     protected = population if unit == "client" else examples
-    if privacy.delta == 0 and offer.mechanism.pricing.currency == PURE:
+    if privacy.delta == 0 and pure:
         return
     allowed, why = Range(least=LEAST_DELTA, below=1), "it is a probability; only Laplace noise keeps a promise at 0"
     fix = "set for example privacy.delta = 1e-5"

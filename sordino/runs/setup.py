@@ -186,7 +186,7 @@ class Setup(PlannedPhase):
     def check_model(self) -> None:
         if self.whole.agreed is None:
             self.algorithm.read.check(self.algorithm.work, self.task)
-            check_network(self.method, self.task, bool(self.offers))
+            check_network(self.method, self.task, bool(self.offers or self.priced.promises))
 
     def states(self, folder: Path | None = None, trees: Mapping[str, Tree] | None = None) -> States:
         """States of the clients, restored from a checkpoint's `trees`; they lie in the folder where memory should not

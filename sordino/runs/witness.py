@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sordino.accounting.claims import Amount
+from sordino.accounting.events import draws_afresh
 from sordino.accounting.facts import Fact, parsed
 from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped
@@ -196,7 +197,8 @@ def place_for(run: str, site: str, shared: str = "") -> Path:
 
 def needed(setup: PlannedPhase) -> bool:
     """True for a run with real noise: its noise must not be drawn twice, so its releases are recorded."""
-    return setup.policy.real and setup.promising.offer is not None
+    told = (claim for phase in setup.whole.phases for claim in phase.priced.promises)
+    return setup.policy.real and (setup.promising.offer is not None or any(draws_afresh(claim.event) for claim in told))
 
 
 def state() -> Path:

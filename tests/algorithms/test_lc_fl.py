@@ -22,11 +22,11 @@ from sordino.algorithms.lc_fl import cdp_fl, lc_fl
 from sordino.engine import wire
 from sordino.errors import ConfigError, NonFiniteModel
 from sordino.privacy.noise.sources import Counter, System
-from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flagged
+from sordino.privacy.uplink import Uplink, rules
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flagged
 from sordino.privacy.uplink.stages import Weigh
 from sordino.runs.run import start
-from sordino.types import Bound, NoiseSource, Received
+from sordino.types import Bound, Grant, NoiseSource, Received
 from tests.algorithms.lc_fl_runs import EVERYONE, LC, Rounds, grant, made, mean_of, rows_of, slow
 
 
@@ -186,6 +186,25 @@ def test_a_client_alone_in_its_cohort_has_the_noise_that_is_claimed() -> None:
     assert isinstance(event, Laplace)
     alone = stage.release({"w": torch.zeros(1_000_000)}, [1.0], [], 1.0, Counter(3))["w"]
     assert laplace(alone, event.scale * 2 * bound)
+
+
+@pytest.mark.parametrize("first", ["clip", "weight"])
+def test_a_light_client_adds_no_more_than_the_noise_of_its_round_is_for(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of clients that weigh a tenth of the largest has a tenth of the noise. A weight before the clip, which is
+    refused, takes nothing from what a client adds: it loses ten times what is claimed."""
+    monkeypatch.setattr(rules, "PER_COORDINATE_RULES", ())
+    order = (ClipCoordinates(0.1), Weigh()) if first == "clip" else (Weigh(), ClipCoordinates(0.1))
+    uplink = Uplink(order, (CoordinateLaplace(0.1, 1.0),)).fitted(4, 1.0)
+    stage = uplink.per_coordinate
+    assert stage is not None
+    event, _, _ = stage.promise()
+    assert isinstance(event, Laplace)
+    light = Grant(0, size=10, largest=100, source=Counter(0))
+    sent = [uplink.encode({"w": torch.full((4,), sign * 1e6)}, light)["w"] for sign in (1, -1)]
+    lost = float((sent[0] - sent[1]).abs().sum()) / stage._scale([uplink.weight(10, 100)])
+    assert lost == pytest.approx((1 if first == "clip" else 10) / event.scale, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -227,6 +227,29 @@ KEPT = [
         "tests/algorithms/test_lc_fl.py::test_a_client_alone_in_its_cohort_has_the_noise_that_is_claimed",
     ),
     one(
+        "a light client adds more than published noise is for",
+        "privacy/uplink/coordinate_laplace.py",
+        "links.per_coordinate is not None and _weighs_first(links)",
+        "False",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start["
+        "weights before the clip, under noise as published]",
+    ),
+    one(
+        "delta is held against the noise that a budget pays for alone",
+        "planning/prices.py",
+        "return [claim for claim in made if claim.finite and claim.event != Nothing()]",
+        "return []",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start["
+        "delta of more than one over the images, under randomised response]",
+    ),
+    one(
+        "noise that no budget pays for is drawn again",
+        "runs/witness.py",
+        "any(draws_afresh(claim.event) for claim in told)",
+        "False",
+        "tests/runs/test_witness.py::test_noise_that_no_budget_pays_for_is_not_drawn_again_either",
+    ),
+    one(
         "single uploads are read beside published noise of the server",
         "privacy/uplink/__init__.py",
         "return self.central or self.per_coordinate is not None",

@@ -11,15 +11,13 @@ import pytest
 import torch
 
 from sordino import config, tree
-from sordino.accounting.claims import Subject
 from sordino.accounting.composition import parsed
 from sordino.engine.server import FederatedServer
 from sordino.errors import UnsoundGuarantee
 from sordino.planning.prices import check_delta
-from sordino.privacy.noise import GaussianNoise
 from sordino.round import one_round
 from sordino.runs.simulation import Simulation, simulated
-from sordino.types import Examples, Offer, Terms
+from sordino.types import Examples, Terms
 from tests.helpers.executors import Doing
 from tests.helpers.personal_budgets import GROUPS, MECHANISMS, made
 from tests.privacy.doubles import Still
@@ -128,11 +126,10 @@ def test_a_client_is_told_its_own_rate_and_no_others() -> None:
 @pytest.mark.parametrize(("unit", "protected"), [("example", 1000), ("cell", 1000), ("client", 10)])
 def test_delta_is_held_against_those_who_are_protected(unit: Any, protected: int) -> None:
     """Ten clients of a hundred examples: 0.01 promises something to clients and nothing to examples."""
-    offer = Offer(Subject(unit=unit, neighbours="zero_out", adversary="public"), GaussianNoise(), True)
 
     def check(delta: float) -> None:
         privacy = config.validate(QUADRATICS | {"privacy": {"epsilon": 1.0, "delta": delta}}).privacy
-        check_delta(offer, privacy, 10, 1000)
+        check_delta(unit, False, privacy, 10, 1000)
 
     check(0.999 / protected)
     for delta in (1 / protected, 1.001 / protected):

@@ -95,7 +95,7 @@ def test_a_private_table_learns_nothing_from_its_rows(tmp_path: Path) -> None:
     ).setup.public.sizes
 
 
-@pytest.mark.parametrize("algorithm", ["gaussian_gdp", "whole_update"])
+@pytest.mark.parametrize("algorithm", ["gaussian_gdp", "whole_update", "cdp_fl"])
 def test_a_network_that_remembers_is_refused_wherever_anybody_is_protected(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +113,7 @@ def test_a_network_that_remembers_is_refused_wherever_anybody_is_protected(
     )
     monkeypatch.chdir(tmp_path)
     own = {**DIGITS, "model": {"name": f"counting_{algorithm}:Net"}}
+    own |= {"privacy": {}} if algorithm == "cdp_fl" else {}  # its noise is no budget's
     with pytest.raises(SordinoError) as refusal:
         run.start(config.validate({**own, "algorithm": {"name": algorithm}}), tmp_path / "run")
     helpful(refusal.value, "model-remembers")

@@ -7,9 +7,12 @@ import math
 from tests.privacy.unsafe_parts import (
     CENTRAL,
     CLIP,
+    COORDINATES,
+    DIGITS,
     MEDIAN,
     NOISE,
     POISSON,
+    PUBLISHED,
     QUICK,
     Table,
     budget,
@@ -66,6 +69,22 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     ),
     "delta of one over the examples": ("delta-too-large", budget(delta=1 / 6)),
     "delta of one over the clients": ("delta-too-large", {**up([CLIP, NOISE]), **budget(delta=0.2)}),
+    "delta of more than one over the images, under randomised response": (
+        "delta-too-large",
+        {**DIGITS, "algorithm": {"name": "ldp_fl", "label_epsilon": 1.0}, "privacy": {"delta": 1e-3}},
+    ),
+    "delta of one over the clients, under noise as published": (
+        "delta-too-large",
+        {**up([COORDINATES], [PUBLISHED]), "privacy": {"delta": 0.2}},
+    ),
+    "real noise as published for which delta is too small": (
+        "noise-lacks-delta",
+        {**up([COORDINATES], [{**PUBLISHED, "epsilon": 1.3}]), "privacy": {"delta": 1e-9, "noise": "system"}},
+    ),
+    "weights before the clip, under noise as published": (
+        "weight-before-clip",
+        plain([{"name": "weigh"}, COORDINATES], [PUBLISHED]),
+    ),
     "delta 0 for gaussian noise": ("delta-out-of-range", budget(delta=0.0)),
     "delta above 1": ("delta-out-of-range", budget(delta=1.5)),
     "epsilon 0": ("epsilon-not-positive", budget(epsilon=0.0)),

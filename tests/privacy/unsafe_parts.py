@@ -39,6 +39,13 @@ QUADRATICS: Table = {
 }
 
 
+DIGITS: Table = {
+    "data": {"source": "digits"},
+    "partition": {"scheme": "iid", "clients": 3},
+    "model": {"name": "logistic"},
+}
+
+
 POISSON: Table = {"name": "poisson", "rate": 0.5}
 
 
@@ -75,6 +82,8 @@ CLIP, NOISE = {"name": "clip", "radius": 1.0}, {"name": "noise"}
 
 CENTRAL = {"name": "noise", "neighbours": "zero_out"}
 MEDIAN: Table = {"name": "median", "f": 1}
+COORDINATES: Table = {"name": "clip_coordinates", "radius": 0.1}
+PUBLISHED: Table = {"name": "coordinate_laplace", "radius": 0.1, "epsilon": 1.0}
 
 
 def helpful(error: SordinoError, code: str) -> None:

@@ -240,6 +240,19 @@ def test_a_state_folder_that_fails_on_the_way_is_told(
     assert verify(tmp_path / "run") == []
 
 
+def test_noise_that_no_budget_pays_for_is_not_drawn_again_either(tmp_path: Path) -> None:
+    """Noise as published: its multiplier is no offer to a budget, and its rows are finite in a simulation."""
+    run, copy, case = tmp_path / "run", tmp_path / "copy", BY_NAME["cdp_fl"]
+    made = case.experiment(privacy={"noise": "system"}, algorithm=case.algorithm | {"central_epsilon": 1e-3})
+    with pytest.raises(Killed):
+        start(made, run, die_after(1))
+    shutil.copytree(run, copy)
+    ended = resume(run)
+    assert all(row.finite for row in ended.receipt.guarantees if (row.unit, row.adversary) == ("client", "public"))
+    put_back(copy, run)
+    assert refused(run) == "ledger-rolled-back"
+
+
 def test_noise_that_comes_again_needs_no_witness(tmp_path: Path) -> None:
     """A seeded run, and a real one that promises nothing."""
     start(CASE.experiment(), tmp_path / "seeded")

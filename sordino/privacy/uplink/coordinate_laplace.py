@@ -18,18 +18,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from sordino import tree
 from sordino.accounting.claims import Status
 from sordino.accounting.events import Event, Laplace, NonPrivate
-from sordino.errors import POSITIVE, PROBABILITY, check_range
+from sordino.errors import POSITIVE, PROBABILITY, ConfigError, Rule, UnsoundGuarantee, check_range
 from sordino.privacy.noise import LaplaceNoise
-from sordino.privacy.uplink.stages import SLACK, Clip, Stage
+from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Stage, Weigh
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource, Tensor
+
+if TYPE_CHECKING:
+    from sordino.privacy.uplink.rules import Links
 
 UNBOUNDED = "coordinates are not clipped: one client can move the sum without limit"
 FLAGGED = (
@@ -157,3 +160,33 @@ def _noised(x: object, scale: float, source: NoiseSource) -> Tree:
         return x._replace(x=_noised(x.x, scale, source))
     names = iter([name for name, _ in tree.named(x)])
     return tree.map(lambda leaf: LaplaceNoise().add(leaf.double(), scale, source.child(next(names))), x)
+
+
+def _weighs_first(links: Links) -> bool:
+    """True where a clip comes after a weight, so that a light client may add as much as a heavy one."""
+    weighed = next((i for i, stage in enumerate(links.client) if isinstance(stage, Weigh)), len(links.client))
+    return any(isinstance(stage, Clip | ClipLayers | ClipCoordinates) for stage in links.client[weighed:])
+
+
+PER_COORDINATE_RULES: tuple[Rule[Links], ...] = (
+    Rule(
+        lambda links: (
+            (links.per_coordinate is not None and links.per_coordinate.flagged)
+            != any(isinstance(stage, Flag) for stage in links.client)
+        ),
+        ConfigError,
+        "only one half of the flags is set up",
+        'flags have two halves: the stage "flag" at the clients, and flagged = true in the noise of the server',
+        'put "flag" into client = [...] and flagged = true into the noise, or leave both out',
+        "flags-need-both-halves",
+    ),
+    Rule(
+        lambda links: links.per_coordinate is not None and _weighs_first(links),
+        UnsoundGuarantee,
+        "a clip behind the weights, under noise as published",
+        "the noise is only as wide as the largest weight of a round, and behind a clip that comes last a client of a "
+        "tenth of this weight adds as much as one of all of it",
+        "put weigh behind the clip",
+        "weight-before-clip",
+    ),
+)

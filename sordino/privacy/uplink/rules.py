@@ -10,7 +10,7 @@ from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours,
 from sordino.accounting.events import Event, NonPrivate, Poisson
 from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
 from sordino.privacy.uplink.as_published import AsPublished
-from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flag
+from sordino.privacy.uplink.coordinate_laplace import PER_COORDINATE_RULES, CoordinateLaplace
 from sordino.privacy.uplink.fixed_point import Quantise
 from sordino.privacy.uplink.robust import ROBUST_RULES, RobustStage
 from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, SecureStage
@@ -42,7 +42,7 @@ class Links:
         object.__setattr__(self, "client", arranged(self.client))
         if self.denominator is None:
             object.__setattr__(self, "denominator", "expected" if self.central else "received")
-        check_rules(self, (*RULES, *ROBUST_RULES))
+        check_rules(self, (*RULES, *ROBUST_RULES, *PER_COORDINATE_RULES))
 
     # what it guarantees -----------------------------------------------------------------------------------------------
 
@@ -296,17 +296,6 @@ RULES: tuple[Rule[Links], ...] = (
         "this stage reads each upload, and in a secure sum nobody can read one",
         "use another stage, or no secure sum",
         "stage-reads-each",
-    ),
-    Rule(
-        lambda links: (
-            (links.per_coordinate is not None and links.per_coordinate.flagged)
-            != any(isinstance(stage, Flag) for stage in links.client)
-        ),
-        ConfigError,
-        "only one half of the flags is set up",
-        'flags have two halves: the stage "flag" at the clients, and flagged = true in the noise of the server',
-        'put "flag" into client = [...] and flagged = true into the noise, or leave both out',
-        "flags-need-both-halves",
     ),
     Rule(
         lambda links: links.denominator not in ("received", "expected"),
