@@ -56,6 +56,10 @@ def pytest_collection(session: pytest.Session) -> None:
     settings.register_profile("the same", derandomize=True, deadline=None)
     if not session.config.getoption("--hypothesis-profile", None):
         settings.load_profile("the same")
+    from tests.test_apart import APART
+
+    if any(file in asked for file in APART for asked in session.config.args):
+        warm.start()  # before they tell torch of an accelerator: no later fork differentiates
 
 
 @pytest.hookimpl(tryfirst=True)

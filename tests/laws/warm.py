@@ -1,7 +1,7 @@
 """Real processes at the price of a fork: a server that has imported everything forks a child for every command.
 
-`Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]`, `[python, "-m",
-"sordino.runs.site_process", ...]` or `[python, "-m", "checkpoint_workers"]` in a process of its own, with its own
+`Process` looks like `subprocess.Popen` and runs `[python, "-m", MODULE, ...]`, of `sordino`,
+`sordino.runs.site_process`, `checkpoint_workers` or `tests.runs.watched_workers`, in a process of its own, with its own
 memory and descriptors, that dies of real signals. Only the seconds of importing torch are saved. The client processes
 that such a child starts are warm too.
 """
@@ -213,6 +213,7 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
         start(config.load(None, few), Path(folder) / "run")
     message.subprocess = stand_in()  # type: ignore[attr-defined]
     from tests.engine import checkpoint_workers
+    from tests.runs import watched_workers
 
     def command_line(arguments: list[str]) -> None:
         sys.argv = ["sordino", *arguments]
@@ -222,6 +223,7 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
         "sordino": command_line,
         "sordino.runs.site_process": site_process.main,
         "checkpoint_workers": lambda arguments: checkpoint_workers.main(),
+        "tests.runs.watched_workers": lambda arguments: watched_workers.PLAYS[arguments[0]](*arguments[1:]),
     }
 
 

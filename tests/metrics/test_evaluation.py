@@ -26,7 +26,7 @@ from sordino.tasks.personalise import WAYS
 from sordino.transport import message
 from sordino.types import Examples, Grant
 from tests.laws import warm
-from tests.runs.test_ranks import torchrun
+from tests.runs.test_ranks import forked
 
 BOTH = ["global", "aggregate"]
 THREE = ["finetune", "plain", "proto"]
@@ -152,7 +152,7 @@ def test_ranks_score_their_own_clients(tmp_path: Path) -> None:
     asked = {"models": BOTH, "personal": THREE}
     loop = run(tmp_path / "loop", evaluation=asked)
     (tmp_path / "e.toml").write_text(made(evaluation=asked, engine={"executor": "ranks"}).toml())
-    done = torchrun(2, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
+    done = forked(2, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
     assert done.returncode == 0, done.stderr
     together = RunFolder(tmp_path / "ranks").metrics()
     for a, b in zip(loop, together, strict=True):

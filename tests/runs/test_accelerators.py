@@ -22,11 +22,12 @@ from sordino.runs.run import start
 from sordino.runs.setup import decided
 from sordino.transport import message
 from tests.helpers.prepared_runs import tiny
+from tests.laws import warm
 from tests.laws.cases import BY_NAME
 from tests.laws.test_executors import paid
 from tests.laws.traces import finished, trace
 from tests.pretended import DEVICE, accelerator
-from tests.runs.test_ranks import torchrun
+from tests.runs.test_ranks import forked
 
 WATCHED = "tests.runs.watched_workers"
 
@@ -36,8 +37,8 @@ WATCHED = "tests.runs.watched_workers"
 def test_ranks_elsewhere_are_the_same_ranks(name: str, tmp_path: Path) -> None:
     """The pretended accelerator computes as the processor does: no byte may differ. Sums, and single uploads."""
     (tmp_path / "e.toml").write_text(BY_NAME[name].experiment(engine={"executor": "ranks"}).toml())
-    here = torchrun(2, "run", tmp_path / "e.toml", "--out", tmp_path / "here")
-    away = torchrun(2, "away", "run", tmp_path / "e.toml", "--out", tmp_path / "away", module=WATCHED)
+    here = forked(2, "run", tmp_path / "e.toml", "--out", tmp_path / "here")
+    away = forked(2, "away", "run", tmp_path / "e.toml", "--out", tmp_path / "away", module=WATCHED)
     assert (here.returncode, away.returncode) == (0, 0), here.stderr + away.stderr
     assert trace(tmp_path / "here") == trace(tmp_path / "away")
 
@@ -46,7 +47,7 @@ def test_ranks_elsewhere_are_the_same_ranks(name: str, tmp_path: Path) -> None:
 def test_what_one_rank_leaves_behind_is_found(tmp_path: Path) -> None:
     """The broken twin: the last rank does not move its rows."""
     (tmp_path / "e.toml").write_text(BY_NAME["scaffold"].experiment(engine={"executor": "ranks"}).toml())
-    done = torchrun(2, "left_behind", "run", tmp_path / "e.toml", "--out", tmp_path / "run", module=WATCHED)
+    done = forked(2, "left_behind", "run", tmp_path / "e.toml", "--out", tmp_path / "run", module=WATCHED)
     assert done.returncode != 0
     assert "LeftBehind" in done.stderr
 
@@ -55,7 +56,7 @@ def test_what_one_rank_leaves_behind_is_found(tmp_path: Path) -> None:
 def test_a_preparation_is_played_elsewhere(tmp_path: Path) -> None:
     """Phases, and what they hand out. The dropout of the discriminator is another one there, so bytes may differ."""
     (tmp_path / "e.toml").write_text(tiny(engine={"executor": "ranks"}).toml())
-    away = torchrun(2, "away", "run", tmp_path / "e.toml", "--out", tmp_path / "away", module=WATCHED)
+    away = forked(2, "away", "run", tmp_path / "e.toml", "--out", tmp_path / "away", module=WATCHED)
     assert away.returncode == 0, away.stderr
     here = finished(tiny(), tmp_path / "here")
     assert [paid(entry) for entry in trace(tmp_path / "away").ledger] == [paid(entry) for entry in here.ledger]
@@ -85,8 +86,8 @@ def test_what_a_client_process_leaves_behind_is_found(tmp_path: Path, monkeypatc
 def watching(play: str) -> Any:
     """What starts client processes that are watched."""
 
-    def started(arguments: list[str], **more: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*arguments[:2], WATCHED, play, *arguments[3:]], **more)
+    def started(arguments: list[str], **more: Any) -> warm.Process:
+        return warm.Process([*arguments[:2], WATCHED, play, *arguments[3:]], **more)
 
     return types.SimpleNamespace(Popen=started, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
 

@@ -30,7 +30,7 @@ from tests.laws import warm
 from tests.laws.test_executors import CLOSE, paid
 from tests.laws.test_executors import apart as models_apart
 from tests.laws.traces import Killed, Trace, differences, finished, trace
-from tests.runs.test_ranks import torchrun
+from tests.runs.test_ranks import forked
 
 
 class Whole(NamedTuple):
@@ -303,11 +303,11 @@ def test_ranks_say_the_same_bytes(unstopped: Whole, tmp_path: Path) -> None:
     """Every phase is played by the same ranks; what they kept in one, the next one finds, also after a crash."""
     out = tmp_path / "run"
     (tmp_path / "e.toml").write_text(tiny(engine={"executor": "ranks"}).toml())
-    killed = torchrun(2, "killed", "run", tmp_path / "e.toml", "--out", out, module="tests.runs.watched_workers")
+    killed = forked(2, "killed", "run", tmp_path / "e.toml", "--out", out, module="tests.runs.watched_workers")
     assert killed.returncode != 0
     assert (out / "preparation" / "ask").is_dir()
     assert not (out / "public.safetensors").exists()
-    resumed = torchrun(2, "resume", out)
+    resumed = forked(2, "resume", out)
     assert resumed.returncode == 0, resumed.stderr
     assert apart(unstopped, whole(out)) == []
     assert len(list(out.glob("preparation/*/checkpoints/clients-*"))) == 4  # two ranks in each of two phases

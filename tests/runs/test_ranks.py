@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from sordino.runs import ranks
 from sordino.runs.run import start
 from sordino.runs.simulation import reads_single_uploads, simulated
 from sordino.types import Grant
+from tests.laws import warm
 from tests.laws.cases import BY_NAME, CASES
 from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import finished, trace
@@ -38,6 +41,28 @@ def torchrun(count: int, *arguments: object, module: str = "sordino") -> subproc
         timeout=240,
         check=False,
     )
+
+
+def forked(count: int, *arguments: object, module: str = "sordino") -> subprocess.CompletedProcess[str]:
+    """What `torchrun` starts, without it and without importing: each rank is a fork, and the first failure counts."""
+    quiet = ["-q"] if {"run", "resume"} & set(arguments) else []
+    command = [sys.executable, "-m", module, *map(str, arguments), *quiet]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    meeting = {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    with tempfile.TemporaryFile() as told:
+        started = [
+            warm.Process(command, stdout=told, stderr=told, env={**meeting, "RANK": str(i), "LOCAL_RANK": str(i)})
+            for i in range(count)
+        ]
+        try:
+            ends = [process.wait(240) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        told.seek(0)
+        return subprocess.CompletedProcess(command, next(filter(None, ends), 0), "", told.read().decode())
 
 
 MEDIAN = {"uplink": {"server": [{"name": "median", "f": 1}]}, "cohort": {"name": "everyone"}}
@@ -65,18 +90,19 @@ def test_ranks_do_what_the_loop_does(name: str, more: dict[str, Any], count: int
     case = BY_NAME[name]
     alone = finished(case.experiment(**more), tmp_path / "loop")
     (tmp_path / "e.toml").write_text(case.experiment(engine={"executor": "ranks"}, rounds=4, **more).toml())
-    done = torchrun(count, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
+    launched = torchrun if name == "scaffold" and not more else forked
+    done = launched(count, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
     assert done.returncode == 0, done.stderr
     together = trace(tmp_path / "ranks")
     assert [paid(entry) for entry in alone.ledger] == [paid(entry) for entry in together.ledger]
     assert apart(tmp_path / "loop", tmp_path / "ranks") < CLOSE
     assert verify(tmp_path / "ranks") == []
     assert len(list((tmp_path / "ranks").glob("checkpoints/clients-*"))) == count
-    if name == "scaffold" and not more:  # a finished run resumes to itself, with as many ranks as it began with
+    if launched is torchrun:  # a finished run resumes to itself, with as many ranks as it began with
         again = torchrun(count, "resume", tmp_path / "ranks")
         assert again.returncode == 0, again.stderr
         assert trace(tmp_path / "ranks") == together
-        refused = torchrun(1, "resume", tmp_path / "ranks")
+        refused = forked(1, "resume", tmp_path / "ranks")
         assert refused.returncode != 0
         assert "other-ranks" in refused.stderr
 
@@ -102,7 +128,7 @@ def test_a_round_that_nobody_reads_to_its_end_leaves_nothing_for_the_next(tmp_pa
     """Uploads of the broken round would be taken for those of the next one: their headers tell."""
     experiment = BY_NAME["udp"].experiment(engine={"executor": "ranks"})
     (tmp_path / "e.toml").write_text(experiment.toml())
-    done = torchrun(2, "broken_off", tmp_path / "e.toml", tmp_path, module="tests.runs.watched_workers")
+    done = forked(2, "broken_off", tmp_path / "e.toml", tmp_path, module="tests.runs.watched_workers")
     assert done.returncode == 0, done.stderr
     simulation = simulated(experiment)
     task, algorithm = simulation.setup.task, simulation.setup.algorithm

@@ -20,11 +20,12 @@ from sordino.engine.server import FederatedServer
 from sordino.runs import ranks, run, site_process
 from sordino.runs.simulation import simulated
 from sordino.types import Terms
-from tests.pretended import DEVICE, accelerator
 
 
 def away(*arguments: str) -> None:
     """A run whose ranks all compute on the pretended accelerator."""
+    from tests.pretended import DEVICE, accelerator  # who needs it alone: no fork of that process differentiates
+
     with (
         mock.patch.object(run, "device_of", return_value=str(DEVICE)),
         mock.patch.object(ranks, "device_of", return_value=str(DEVICE)),
@@ -57,6 +58,8 @@ def killed(*arguments: str) -> None:
 
 def client(*arguments: str) -> None:
     """A client process on the pretended accelerator."""
+    from tests.pretended import DEVICE, accelerator
+
     with mock.patch.object(site_process, "device_of", return_value=str(DEVICE)), accelerator():
         site_process.main(list(arguments))
 

@@ -35,7 +35,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import differences, finished, interrupted, trace
-from tests.runs.test_ranks import torchrun
+from tests.runs.test_ranks import forked
 from tests.stories.secure_sums.sums import (
     CLEAR,
     CLIENTS,
@@ -348,7 +348,7 @@ def test_ranks_do_what_the_loop_does(tables: Table, tmp_path: Path) -> None:
     """Integers add up to the same, wherever their clients are: what is opened is theirs, bit for bit."""
     loop = finished(made(**tables, engine={"executor": "stack"}), tmp_path / "loop")  # as ranks train
     (tmp_path / "e.toml").write_text(made(**tables, engine={"executor": "ranks"}).toml())
-    done = torchrun(2, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
+    done = forked(2, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
     assert done.returncode == 0, done.stderr
     assert [paid(entry) for entry in loop.ledger] == [paid(entry) for entry in trace(tmp_path / "ranks").ledger]
     assert apart(tmp_path / "loop", tmp_path / "ranks") < CLOSE
