@@ -35,7 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys
-from sordino.errors import COUNT, POSITIVE, BudgetExhausted, InvalidBudget, check_range, is_number
+from sordino.accounting.facts import delta_text
+from sordino.errors import COUNT, POSITIVE, BudgetExhausted, InvalidBudget, UnsoundGuarantee, check_range, is_number
 
 Floats = NDArray[np.float64]
 
@@ -363,4 +364,16 @@ def _exhausted() -> BudgetExhausted:
         why="all planned participations of this client are over, and a spent budget never comes back",
         fix="let this client take no further part",
         code="budget-exhausted",
+    )
+
+
+def lacks_delta(delta: float, least: float) -> UnsoundGuarantee:
+    """Error for a plan with real noise whose deviation from the ideal law needs a delta of `least`, or more."""
+    raised = f"set privacy.delta above {delta_text(1.1 * least)}, or " if least < 0.9 else "set "
+    return UnsoundGuarantee(
+        f"privacy.delta is {delta:g}, with real noise",
+        why="the tables from which real noise is drawn differ from the ideal distribution, and delta must cover that "
+        "over the whole run at its epsilon; on a ledger that runs share, a quarter of delta must, over all of them",
+        fix=f"{raised}a smaller epsilon, a larger noise multiplier, fewer rounds or a smaller model",
+        code="noise-lacks-delta",
     )

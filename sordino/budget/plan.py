@@ -19,25 +19,12 @@ from numpy.typing import NDArray
 
 from sordino.accounting.claims import UNIT, ZCDP, Amount, Currency, cap, cost
 from sordino.accounting.events import Gaussian, valid_delta
-from sordino.accounting.facts import delta_text
 from sordino.accounting.pricing import Counted, Exact, NominalPrice, Pricing, Renyi, best_order, counted_phases
-from sordino.budget import Adaptive, Schedule, Uniform, integer_shares
+from sordino.budget import Adaptive, Schedule, Uniform, integer_shares, lacks_delta
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.types import Offer, Unit
 
 ADAPTS = "as if no release decided how much a later round spends; in any case the whole budget holds, epsilon {:g}"
-
-
-def lacks_delta(delta: float, least: float) -> UnsoundGuarantee:
-    """Error for a plan with real noise whose deviation from the ideal law needs a delta of `least`, or more."""
-    raised = f"set privacy.delta above {delta_text(1.1 * least)}, or " if least < 0.9 else "set "
-    return UnsoundGuarantee(
-        f"privacy.delta is {delta:g}, with real noise",
-        why="the tables from which real noise is drawn differ from the ideal distribution, and delta must cover that "
-        "over the whole run at its epsilon; on a ledger that runs share, a quarter of delta must, over all of them",
-        fix=f"{raised}a smaller epsilon, a larger noise multiplier, fewer rounds or a smaller model",
-        code="noise-lacks-delta",
-    )
 
 
 @dataclass(frozen=True)
@@ -68,6 +55,16 @@ class Budget:
 
     def of(self, client: int) -> float:
         return self.epsilon if self.personal is None else float(self.personal[client])
+
+    @property
+    def least(self) -> float:
+        """The smallest budget: an order of Renyi divergence that suits it leaves something to everybody."""
+        return self.epsilon if self.personal is None else float(min(self.personal))
+
+    @property
+    def alike(self) -> bool:
+        """True where one noise fits all: everybody grants the same epsilon, in equal parts for all rounds."""
+        return self.personal is None and isinstance(self.schedule, Uniform)
 
     def levels(self) -> dict[float, list[int]]:
         """The clients with each budget, from the smallest budget to the largest; empty where all have the same."""
@@ -364,11 +361,11 @@ def shared_currency(
     each phase. Without client or example sampling each phase is priced exactly. With sampling their releases are
     accounted for together, if all clients have the same budget, in equal shares for all rounds, and no other run pays
     from the same ledger (`alone`); otherwise by Renyi divergence at one order."""
-    epsilon, delta = budget.epsilon, budget.ideal
+    epsilon, delta = budget.least, budget.ideal
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:
         return [offer.mechanism.pricing for offer, _ in offers]
-    if alone and isinstance(budget.schedule, Uniform) and budget.personal is None:
+    if alone and budget.alike:
         phases = ((o.rate, times, part) for (o, times), part in zip(offers, portions, strict=True))
         return counted_phases(tuple(phases), epsilon, delta)
     rate, longest = max(sampled, key=lambda pair: pair[1])
@@ -394,6 +391,5 @@ def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float
     pricing = offer.mechanism.pricing
     if offer.rate == 1:
         return pricing
-    epsilon, delta = (budget.epsilon, budget.ideal) if budget else (1.0, 1e-5)
-    fixed = budget is not None and isinstance(budget.schedule, Uniform)
-    return pricing.sampled(offer.rate, epsilon, delta, longest, fixed)
+    epsilon, delta = (budget.least, budget.ideal) if budget else (1.0, 1e-5)
+    return pricing.sampled(offer.rate, epsilon, delta, longest, budget is not None and budget.alike)

@@ -19,7 +19,8 @@ from typing import NamedTuple, TypeVar
 from sordino.accounting.claims import Subject
 from sordino.accounting.facts import Fact, Number
 from sordino.accounting.statement import COARSE, Guarantee, Promised, of_groups, statement, unspent
-from sordino.budget.plan import kinds, lacks_delta
+from sordino.budget import lacks_delta
+from sordino.budget.plan import kinds
 from sordino.ledger.ledger import MEMORY
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedPhase

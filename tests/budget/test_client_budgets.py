@@ -17,13 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino import budget, keys
+from sordino import budget, config, keys
 from sordino.accounting.accountants import best, exact_multiplier
 from sordino.accounting.claims import UNIT
 from sordino.accounting.events import Gaussian, Poisson, Repeat, amplified
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.budget.plans_by_budget import ThresholdPlan
 from sordino.errors import InvalidBudget
+from sordino.planning.planner import Planner
+from sordino.runs.simulation import simulated
 from sordino.sampling.by_budget import (
     balanced,
     planned,
@@ -32,6 +34,8 @@ from sordino.sampling.by_budget import (
 )
 from tests.helpers.personal_budgets import DELTA, GROUPS, MECHANISMS, ROBIN, made
 from tests.helpers.threshold_budgets import each
+
+PERSONAL = {"clients": {"0": 2.0, "1": 5.0, "2": 8.0}}
 
 
 # noise and rates ------------------------------------------------------------------------------------------------------
@@ -91,6 +95,40 @@ def test_budgets_below_the_conversion_buy_no_rate(granted: list[float], why: str
     assert why in str(refusal.value)
     _, q = balanced([max(level, 0.1) for level in granted], DELTA, 20, 2.0)  # control: ten times as much does
     assert (q > 0).all()
+
+
+@pytest.mark.parametrize("schedule", ["uniform", "linear_back", pytest.param("adaptive", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "dp_sgd", "rate": 0.3},
+        {"name": "gaussian_gdp"},
+        pytest.param({"name": "dp_scaffold", "local_steps": 3, "rate": 0.2}, marks=pytest.mark.slow),
+        pytest.param({"name": "pdp_prox", "mechanism": "local"}, marks=pytest.mark.slow),
+        pytest.param({"name": "laplace"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_nobody_is_planned_to_lose_more_than_it_granted(algorithm: dict[str, Any], schedule: str) -> None:
+    """By the releases themselves. A sampled reader at equal shares once had one noise for all, that of the largest
+    budget: who had granted 2 lost 8."""
+    table: dict[str, Any] = {
+        "rounds": 3,
+        "data": {"source": "synthetic", "clients": 3, "largest": 60},
+        "partition": {"scheme": "natural"},
+        "algorithm": algorithm,
+        "privacy": {"epsilon": PERSONAL, "delta": DELTA, "schedule": {"name": schedule}},
+    }
+    phase = simulated(config.validate(table)).setup
+    offer, found = phase.plan.offer, {}
+    assert offer is not None
+    for level, (clients, row) in Planner(phase).by_budget(offer.subject).items():
+        assert len(clients) == 1
+        found[level] = row.epsilon
+        assert row.delta <= DELTA
+        assert row.epsilon <= level * (1 + 1e-6)
+    assert list(found) == [2.0, 5.0, 8.0]
+    assert found[2.0] < found[5.0] < found[8.0]  # and a larger budget buys something
 
 
 def test_a_plan_of_thresholds_pays_no_more_than_was_granted() -> None:

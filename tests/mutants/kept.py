@@ -243,6 +243,13 @@ KEPT = [
         "delta of more than one over the images, under randomised response]",
     ),
     one(
+        "one noise for all budgets, that of the largest",
+        "budget/plan.py",
+        "return self.personal is None and isinstance(self.schedule, Uniform)",
+        "return isinstance(self.schedule, Uniform)",
+        "tests/budget/test_client_budgets.py::test_nobody_is_planned_to_lose_more_than_it_granted[dp_sgd-uniform]",
+    ),
+    one(
         "noise that no budget pays for is drawn again",
         "runs/witness.py",
         "any(draws_afresh(claim.event) for claim in told)",
