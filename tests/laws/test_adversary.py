@@ -278,6 +278,7 @@ def of_clinics(tmp_path: Path, name: str, changed: bool, **more: Any) -> Seen:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("method", ["gaussian_gdp", "dp_scaffold", "whole_update", "ditto"])
 def test_client_processes_leave_nothing_that_tells_one_visit_from_another(method: str, tmp_path: Path) -> None:
     """They draw noise of their own, of which nothing may be seen either. The twin is a mutant."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from sordino.receipts.folder import RunFolder
 from sordino.runs.play import Progress
 from sordino.runs.run import start
 from sordino.runs.site_process import SlowNetwork
+from sordino.transport import message
+from tests.laws import warm
 
 Table = dict[str, Any]
 TEN: Table = {
@@ -89,6 +93,7 @@ def test_each_process_has_a_way_of_its_own() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 def test_ten_devices_on_a_slow_network_are_the_simulator(tmp_path: Path) -> None:
     """Check 10, and the real-device test: ten processes, injected latency and bandwidth."""
     start(made(executor="loop"), tmp_path / "loop")
@@ -132,28 +137,28 @@ def test_so_is_a_run_that_prepares(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(tmp_path: Path) -> None:
+def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One process is stopped while it should work: the round ends without it, later ones draw others, and when it wakes
     it takes part again.
     """
     stopped: list[int] = []
     who: list[list[int]] = []
+    workers: dict[int, int] = {}  # their processes
 
-    def workers() -> dict[int, int]:
-        found = {}
-        for place in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = place.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"sordino.runs.site_process" in words and str(tmp_path / "run").encode() in words:
-                found[int(words[-3])] = int(place.parent.name)
-        return found
+    def started(command: list[str], **more: Any) -> warm.Process:
+        process = warm.Process(command, **more)
+        workers[int(command[-2])] = process.pid
+        return process
+
+    ways = types.SimpleNamespace(Popen=started, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(message, "subprocess", ways)
 
     def watch(step: Progress) -> None:
         who.append(sorted(step.federation.participations))
         if step.round == 1:
-            stopped.append(workers()[9])
+            stopped.append(workers[9])
             os.kill(stopped[0], signal.SIGSTOP)
         if step.round == 4:
             os.kill(stopped[0], signal.SIGCONT)
