@@ -34,6 +34,8 @@ else:
 
 
 Params: TypeAlias = "dict[str, Tensor]"
+# how an algorithm uses a client's examples; "single examples": in a way that no reader protects
+Use: TypeAlias = Literal["batches", "batches beside public examples", "episodes", "sums", "rows", "single examples"]
 # (params, x, y, one key per example) -> one loss per example
 Losses: TypeAlias = "Callable[[Params, Tensor, Tensor, Tensor], Tensor]"
 
@@ -260,11 +262,11 @@ class Reader(ABC):
         return None
 
     @property
-    def gives(self) -> Literal["batches", "episodes", "sums", "rows"] | None:
-        """The one use of examples (batches, episodes, sums per class, rows) to which the guarantee is limited; None
-        where every use is allowed: all are covered, or nothing is guaranteed.
+    def gives(self) -> tuple[Use, ...]:
+        """The uses of examples to which the guarantee is limited; empty where every use is allowed: all are covered, or
+        nothing is guaranteed.
         """
-        return None
+        return ()
 
     @property
     def redraw(self) -> Literal["run", "round"] | None:

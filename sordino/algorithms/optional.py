@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from sordino.keys import Key
-from sordino.types import Examples, Params, S, Task, Tensor
+from sordino.types import Examples, Params, S, Task, Tensor, Use
 
 if TYPE_CHECKING:
     from sordino.accounting.events import Json
     from sordino.algorithms.algorithm import Algorithm
-
-
-Asked: TypeAlias = Literal["batches", "episodes", "sums", "rows"]
 
 
 class PublicFacts(NamedTuple):
@@ -91,9 +88,12 @@ class OwnLoss(OptionalSide):
 
 
 class OtherReads(OptionalSide):
-    """A method whose `local` uses a client's examples by episodes, sums per class or rows, instead of by batches."""
+    """A method whose `local` uses a client's examples in another way than by gradients of batches."""
 
-    wants: Asked = "batches"
+    @property
+    def wants(self) -> Use:
+        """The most that it asks of a reader: "single examples" where it computes in a way of its own."""
+        return "batches"
 
 
 class PerClientMessages(OptionalSide):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from sordino import tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
-from sordino.algorithms.optional import Home
+from sordino.algorithms.optional import Home, OtherReads
 from sordino.algorithms.preset import preset, recast
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -43,10 +43,12 @@ class WholeModel(FedAvg):
 
 
 @dataclass(frozen=True)
-class FedAvgWithLoss(FedAvg):
+class FedAvgWithLoss(FedAvg, OtherReads):
     """FedAvg whose clients upload their training loss too, by which UDP with `discount` shortens the number of rounds
     that its noise is sized for.
     """
+
+    wants = "single examples"  # adds up their losses
 
     def zero(self, task: Task, down: Server) -> Any:
         return UpWithLoss(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))

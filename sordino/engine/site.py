@@ -165,10 +165,12 @@ class Site(Executor):
         if not self._shared:
             return ([member] for member in members)
         waiting = iter(members)
-        few = list(itertools.islice(waiting, 1))
-        if few and self._bears is None:
+        few = list(itertools.islice(waiting, 2))
+        if len(few) < 2:  # nobody to share a call with: the trial of what a stack bears is not worth its time
+            return iter([few] if few else [])
+        if self._bears is None:
             self._bears = differences(self.algorithm, self.task, few[0])
-        bears, whole = self._bears or Differences(), itertools.chain(few, waiting)
+        bears, whole = self._bears, itertools.chain(few, waiting)
         if bears.sizes:
             return by_size(whole, self.task.stacks, least(cohort), bears.counts)
         return stacks(whole, self.task.stacks, least(cohort), partial(alike, counts=bears.counts))

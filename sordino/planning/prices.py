@@ -196,10 +196,9 @@ def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
 
 
 def check_reads(algorithm: AnyAlgorithm) -> None:
-    """Refuses an algorithm that needs another use of examples (batches, episodes, sums per class or rows) than its
-    privacy mechanism gives."""
-    asked = OtherReads.of(algorithm).wants
-    if asked == "rows" and algorithm.read.gives != asked:
+    """Refuses an algorithm that uses examples in another way than its privacy mechanism covers."""
+    asked, gives = OtherReads.of(algorithm).wants, algorithm.read.gives
+    if asked == "rows" and asked not in gives:
         raise UnsoundGuarantee(
             "a reader that protects examples, with a training function of your own",
             why="nothing bounds what the function makes of a single example: it is protected no better than all rows "
@@ -207,13 +206,14 @@ def check_reads(algorithm: AnyAlgorithm) -> None:
             fix="leave [read] out, or take fedavg or another method that asks a reader for gradients",
             code="reader-does-not-give",
         )
-    if (gives := algorithm.read.gives or asked) != asked:
+    if gives and asked not in gives:
         raise UnsoundGuarantee(
-            f"the algorithm asks for {asked}, but the reader gives {gives}",
+            f"the algorithm asks for {asked}, but the reader gives {gives[0]}",
             why="the promise of this reader covers nothing else",
-            fix='use read = {name = "cells", ...}'
-            if asked == "episodes"
-            else 'use read = {name = "noisy_gradient", ...}',
+            fix={
+                "episodes": 'use read = {name = "cells", ...}',
+                "single examples": "leave [read] out, and protect clients by clip and noise in [uplink]",
+            }.get(asked, 'use read = {name = "noisy_gradient", ...}'),
             code="reader-does-not-give",
         )
 

@@ -18,7 +18,7 @@ from sordino.algorithms.optional import ChecksServer, Home
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.synthesis.slaug.training import SlaugFL
-from sordino.types import Examples, Params, Shard, Task
+from sordino.types import Examples, Params, Shard, Task, Use
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,10 @@ class FedAvgPrototypes(SlaugFL, ChecksServer, name="fedavg_prototypes", carries_
     synthetic: float = 0.0
 
     how = 0  # no training on candidates
+
+    @property
+    def wants(self) -> Use:
+        return "single examples" if self.prototypes_of == "local" else super().wants
 
     def check(self, home: Home) -> None:
         if home.candidates is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.optional import Home, OwnLoss
+from sordino.algorithms.optional import Home, OtherReads, OwnLoss
 from sordino.keys import Key
 from sordino.synthesis import generators
 from sordino.synthesis.generators import GeneratorState
@@ -46,7 +46,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedGen(LocalSgd[Server, Client, Server, Up], OwnLoss, name="fedgen", carries_statistics=True):
+class FedGen(LocalSgd[Server, Client, Server, Up], OwnLoss, OtherReads, name="fedgen", carries_statistics=True):
     strength: float = 10.0  # of both terms in round 0; 0: FedAvg
     decay: float = 0.98  # of it, per round
     least: float = 1e-4
@@ -57,6 +57,7 @@ class FedGen(LocalSgd[Server, Client, Server, Up], OwnLoss, name="fedgen", carri
     generator_decay: float = 1e-2  # of its weights
     generator_batch: int = 32
     reads_each = True
+    wants = "single examples"  # counts their labels
 
     def init(self, task: Task, key: Key) -> Server:
         made = feature_generator(task.labels, self.noise, task.width, keys.fold(key, "generator"), self.hidden)

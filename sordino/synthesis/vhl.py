@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
-from sordino.algorithms.optional import FitsData, Home, OwnLoss, PublicFacts, PublicTensors
+from sordino.algorithms.optional import FitsData, Home, OtherReads, OwnLoss, PublicFacts, PublicTensors
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.synthesis import generators
@@ -33,7 +33,7 @@ from sordino.types import Examples, Params, Shard, Task
 
 
 @dataclass(frozen=True)
-class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, name="vhl", takes_mean=True, carries_statistics=True):
+class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, OtherReads, name="vhl", takes_mean=True, carries_statistics=True):
     noise_batch: int = 64  # noise images in every step
     per_class: int = 2000
     source: Source = "stylegan"
@@ -46,6 +46,7 @@ class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, name="vhl", takes_mean=True,
     _shape: tuple[int, ...] = ()
 
     heads = 2  # noise images have classes of their own
+    wants = "single examples"  # its loss joins them with noise images
 
     def fitted(self, known: PublicFacts) -> VHL:
         shape = known.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,59 @@ UPLINKS: dict[str, dict[str, Any]] = {
     "masks": {"client": ["weigh", "secagg"]},
     "noise on each value of the mean": {"client": ["clip_coordinates"], "server": ["coordinate_laplace"]},
 }
+READERS: dict[str, dict[str, Any]] = {
+    "noise on gradients": {"name": "noisy_gradient", "clip": 1.0},
+    "noise on cells": {"name": "cells", "clip": 1.0},
+    "published noise on gradients": {"name": "median_clip"},
+    "answers": {"name": "responses"},
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    **{name: {"uplink": uplink} for name, uplink in UPLINKS.items()},
+    **{name: {"read": reader} for name, reader in READERS.items()},
+}
 
 
-def first_round(case: str, uplink: str, place: Path, budget: bool = True) -> SordinoError | None:
-    """The refusal of a run of one round, if there is one; without a budget where nothing would be paid from it."""
-    changes = {"rounds": 1, "uplink": UPLINKS[uplink], "cohort": {"name": "everyone"}}
-    try:
-        start(BY_NAME[case].experiment(**changes, privacy={"epsilon": 4.0, "delta": 1e-4} if budget else {}), place)
-    except SordinoError as error:
-        without = budget and error.code == "budget-without-mechanism"
-        return first_round(case, uplink, place, budget=False) if without else error
-    return None
+def refusals(case: str, change: str, place: Path) -> list[str]:
+    """Codes of the refusals of a run of one round, with a budget or without, in batches or in one, until it is accepted
+    or leaves a folder; none: it was accepted."""
+    found = []
+    for privacy, batches in itertools.product(({"epsilon": 4.0, "delta": 1e-4}, {}), ({}, {"batch_size": "full"})):
+        algorithm = {**BY_NAME[case].algorithm, **batches}
+        table = {"rounds": 1, "cohort": {"name": "everyone"}, "algorithm": algorithm, **CHANGES[change]}
+        try:
+            start(BY_NAME[case].experiment(**table, privacy=privacy), place)
+        except SordinoError as error:
+            found.append(error.code)
+            if place.exists():
+                break
+        else:
+            return []
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BY_NAME)
 def test_a_run_is_refused_before_it_has_a_folder(case: str, tmp_path: Path) -> None:
-    for uplink in UPLINKS:
-        refused = first_round(case, uplink, tmp_path / uplink)
-        assert refused is None or not (tmp_path / uplink).exists(), (uplink, refused.code)
+    for change in CHANGES:
+        refused = refusals(case, change, tmp_path / change)
+        assert not refused or not (tmp_path / change).exists(), (change, refused)
 
 
-@pytest.mark.parametrize("uplink", ["noise on the sum", "masks", "noise on each value of the mean"])
-def test_a_generator_of_single_uploads_is_refused_before_a_folder(uplink: str, tmp_path: Path) -> None:
-    refused = first_round("fedgen", uplink, tmp_path / "run")
-    assert refused is not None
-    assert refused.code == "aggregate-only"
+@pytest.mark.parametrize(
+    ("case", "change", "code"),
+    [
+        ("fedgen", "noise on the sum", "aggregate-only"),
+        ("fedgen", "masks", "aggregate-only"),
+        ("fedgen", "noise on each value of the mean", "aggregate-only"),
+        ("fedgen", "noise on gradients", "reader-does-not-give"),
+        ("vhl", "noise on gradients", "reader-does-not-give"),
+        ("fedavg_prototypes", "noise on gradients", "reader-does-not-give"),
+        ("slaug_fl_rigorous_b", "published noise on gradients", "reader-does-not-give"),
+        ("udp_discount", "published noise on gradients", "reader-does-not-give"),
+    ],
+)
+def test_what_no_round_could_compute_is_refused_before_a_folder(
+    case: str, change: str, code: str, tmp_path: Path
+) -> None:
+    assert code in refusals(case, change, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -32,7 +32,16 @@ KEPT = [
         "planning/prices.py",
         "if reads_each and uplink.sum_only:",
         "if False:",
-        "tests/laws/test_accepted.py::test_a_generator_of_single_uploads_is_refused_before_a_folder[noise on the sum]",
+        "tests/laws/test_accepted.py::test_what_no_round_could_compute_is_refused_before_a_folder"
+        "[fedgen-noise on the sum-aggregate-only]",
+    ),
+    one(
+        "a loss of private and public examples together asks for batches",
+        "synthesis/vhl.py",
+        'wants = "single examples"',
+        'wants = "batches"',
+        "tests/laws/test_accepted.py::test_what_no_round_could_compute_is_refused_before_a_folder"
+        "[vhl-noise on gradients-reader-does-not-give]",
     ),
     one(
         "what clients keep lies beside what may be shown",

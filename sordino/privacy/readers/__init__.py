@@ -259,7 +259,7 @@ class GuardedShard(ABC, Generic[R]):
 
     @property
     def public(self) -> Examples | None:
-        return None
+        return self._grant.public
 
 
 def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:

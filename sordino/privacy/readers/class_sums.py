@@ -47,7 +47,7 @@ class ClassSums(ClippedReader):
     count: float = 0.0
     mechanism: GaussianNoise = GaussianNoise()
     multiplier: float | None = None  # None: the plan decides from the budget
-    gives = "sums"
+    gives = ("sums",)
     neighbours = "zero_out"
 
     def __post_init__(self) -> None:
@@ -71,10 +71,6 @@ class SumShard(GuardedShard[ClassSums]):
     """One client's examples during one round, of which noised sums per class may be taken once."""
 
     _asked: bool = False
-
-    @property
-    def public(self) -> Examples | None:
-        return self._grant.public
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(

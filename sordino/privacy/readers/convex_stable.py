@@ -43,7 +43,7 @@ class ConvexStable(NoisyReader):
     radius: float  # B
     lr: float  # eta
     multiplier: float | None = None
-    gives = "batches"
+    gives = ("batches",)
     neighbours = "replace"
     mechanism: GaussianNoise = GaussianNoise()
 

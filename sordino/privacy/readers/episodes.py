@@ -136,7 +136,7 @@ class CellGradient(ClippedReader):
     rate: float = 0.2
     mechanism: GaussianNoise = GaussianNoise()
     multiplier: float | None = None  # None: the plan decides from the budget
-    gives = "episodes"
+    gives = ("episodes",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

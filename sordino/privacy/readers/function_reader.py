@@ -82,7 +82,7 @@ class FunctionReader(Reader):
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return FunctionShard(self, examples, grant, task)
 
-    gives = "rows"
+    gives = ("rows",)
 
     plain = True
 

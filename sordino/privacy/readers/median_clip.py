@@ -50,7 +50,7 @@ class MedianClip(Reader):
 
     sigma: float = 1.0
     rate: float = 0.1  # of clients per round, in the published formula
-    gives = "batches"
+    gives = ("batches",)
 
     def __post_init__(self) -> None:
         check_multiplier(self.sigma, "give a sigma above 0", "sigma")

@@ -68,7 +68,7 @@ class NoisyGradient(ClippedReader):
     rate: float = 1.0
     neighbours: Neighbours = "replace"
     multiplier: float | None = None  # None: the plan decides from the budget
-    gives = "batches"
+    gives = ("batches", "batches beside public examples")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,10 +195,6 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         self._opened = True
         for step, rows in enumerate(self._rows(mine)):
             yield GuardedBatch(partial(self.read, step, rows, keys.fold(key, "draw", step), mine.batch(self.size)))
-
-    @property
-    def public(self) -> Examples | None:
-        return self._grant.public
 
     def mixed(self, work: LocalWork, key: Key, how: How) -> Iterator[BesidePublic]:
         """Noisy batches, and beside each of them public rows, which need no noise."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd, Walk
-from sordino.algorithms.optional import FitsData, FollowsPhase, Home, OwnLoss, PublicFacts, PublicTensors
+from sordino.algorithms.optional import FitsData, FollowsPhase, Home, OtherReads, OwnLoss, PublicFacts, PublicTensors
 from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE
 from sordino.keys import Key
 from sordino.privacy.readers import How, gradient
@@ -34,7 +34,7 @@ from sordino.synthesis import generators
 from sordino.synthesis.generators import GeneratorShape
 from sordino.synthesis.slaug.generator import Kind, generator_shape
 from sordino.tasks.losses import class_means, separation
-from sordino.types import D, Examples, Params, Received, S, Shard, Task, U
+from sordino.types import D, Examples, Params, Received, S, Shard, Task, U, Use
 
 CLASSES = "classes"  # learned by the generator, beside its weights
 
@@ -81,7 +81,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, FollowsPhase, ABC):
+class Calibrated(LocalSgd[S, State, D, U], OwnLoss, OtherReads, FitsData, PublicTensors, FollowsPhase, ABC):
     """Client training with generated images. Subclasses define what is uploaded."""
 
     generator: Kind = "auto"
@@ -134,6 +134,10 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         return (
             Moving(torch.tensor(0), tree.zeros_like(task.init(0))) if self.keeps_momentum else Client(torch.tensor(0))
         )
+
+    @property
+    def wants(self) -> Use:
+        return "batches beside public examples" if self.proto_scope == "sample" else "single examples"
 
     # a round ----------------------------------------------------------------------------------------------------------
 
