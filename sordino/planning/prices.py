@@ -105,10 +105,9 @@ class PriceRequest:
         pure = {claim.unit: all(each.pure() is not None for each in leaves(claim.event)) for claim in self.promises}
         pure |= {offer.subject.unit: offer.mechanism.pricing.currency == PURE for offer, _ in self.offers}
         for unit in sorted(pure, key=UNITS.index, reverse=True):
-            check_delta(unit, pure[unit], self.privacy, population, sum(self.sizes))
-        for offer, _ in self.offers:
-            if offer.subject.unit != "client":
+            if unit != "client":
                 check_sizes(self.privacy)
+            check_delta(unit, pure[unit], self.privacy, population, sum(self.sizes))
         noise = algorithm.uplink.noise()
         if noise is not None and noise.louder != 1 and not isinstance(self.cohort, ThresholdPublished):
             raise UnsoundGuarantee(
@@ -329,7 +328,7 @@ def check_sizes(privacy: Privacy) -> None:
     """Refuses numbers that depend on how many examples a client has, where these sizes are not public."""
     if not privacy.public_sizes:
         raise UnsoundGuarantee(
-            "the weights or the size of the noise depend on the clients' numbers of examples, but public_sizes = false",
+            "weights, noise or delta depend on the clients' numbers of examples, but public_sizes = false",
             why="a number that is computed from a secret size reveals this size",
             fix="set privacy.public_sizes = true, or protect whole clients and use no stage that weighs by examples",
             code="sizes-not-public",

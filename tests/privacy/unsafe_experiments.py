@@ -67,6 +67,16 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         "sizes-not-public",
         {**up([CLIP, NOISE, {"name": "weigh"}]), **budget(public_sizes=False)},
     ),
+    "sizes secret, and delta of how many images": (
+        "sizes-not-public",
+        {
+            **DIGITS,
+            **fedavg(),
+            "uplink": [],
+            "read": {"name": "responses", "label_epsilon": 1.0},
+            "privacy": {"delta": 0.1, "public_sizes": False},
+        },
+    ),
     "delta of one over the examples": ("delta-too-large", budget(delta=1 / 6)),
     "delta of one over the clients": ("delta-too-large", {**up([CLIP, NOISE]), **budget(delta=0.2)}),
     "delta of more than one over the images, under randomised response": (
