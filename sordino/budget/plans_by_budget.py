@@ -7,6 +7,7 @@ depends on what is left of the budgets, as its publication does, and proves noth
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,7 +164,8 @@ def draft_personal(
     common = (offer, Exact(), budget, None, participations, once(participations))
     if isinstance(cohort, ByBudget):
         multiplier, each = balanced(budgets, budget.ideal, rounds, cohort.size)
-        pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, (rounds,))
+        who = hashlib.sha256(each.tobytes()).hexdigest()[:8]  # other rates for the same clients are another plan
+        pricing = Counted(f"rates by budget {who} z={multiplier:.9g}", multiplier, (rounds,))
         return RatesPlan(offer, pricing, budget, None, participations, once(participations), each=each)
     if isinstance(cohort, Threshold):
         assert not isinstance(budget.schedule, Adaptive), "refused above"

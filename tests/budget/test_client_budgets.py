@@ -131,6 +131,19 @@ def test_nobody_is_planned_to_lose_more_than_it_granted(algorithm: dict[str, Any
     assert found[2.0] < found[5.0] < found[8.0]  # and a larger budget buys something
 
 
+def test_other_rates_for_the_same_clients_are_another_currency() -> None:
+    """Else two runs on one ledger count their rounds under one cap, though who had the small budget has the large one
+    in the next, and loses more than it grants there."""
+
+    def currency(*granted: float) -> str:
+        budgets = {"clients": {str(k): level for k, level in enumerate(granted)}}
+        algorithm = {"name": "pdp_prox", "mechanism": "rates"}
+        return made(algorithm, {"name": "by_budget", "size": 2}, budgets, 2, 4).setup.plan.currency.name
+
+    assert currency(1.0, 1.0, 4.0, 4.0) == currency(1.0, 1.0, 4.0, 4.0)
+    assert currency(1.0, 1.0, 4.0, 4.0) != currency(4.0, 4.0, 1.0, 1.0)
+
+
 def test_a_plan_of_thresholds_pays_no_more_than_was_granted() -> None:
     granted = np.array([1.0] * 27 + [2.0] * 18 + [4.0] * 5)
     rows = planned(granted.tolist(), np.full(20, 1 / 20))

@@ -22,11 +22,14 @@ from scipy.stats import norm
 from sordino.accounting.claims import UNIT, Subject
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import Renyi
+from sordino.accounting.statement import statement
 from sordino.budget import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
 from sordino.budget.plan import Budget, Plan, Price, draft
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.books import LedgerScope
-from sordino.ledger.ledger import Ledger
+from sordino.ledger.ledger import MEMORY, Ledger
+from sordino.planning.accounts import Accounts
+from sordino.planning.planner import Planner
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise
 from sordino.runs.simulation import simulated
 from sordino.types import Offer
@@ -278,3 +281,21 @@ def test_what_an_adaptive_plan_has_spent_is_no_promise_and_its_budget_is() -> No
     assert 0.3 < lost(plan, lambda mu: 8.0, delta, centre=-2.0) <= 1
     assert "epsilon 8" in "".join(plan.conditions("example"))
     assert plan.conditions("client") == plan_of("exact", 8.0, 1e-4, Uniform(), [2]).conditions("example") == ()
+
+
+def test_no_run_costs_more_than_an_adaptive_schedule_is_planned_to() -> None:
+    """Whatever its releases look like: three rounds, after each of which training may have stalled or not."""
+    table = {"name": "gaussian_gdp", "clip": 1.0}
+    privacy = {"epsilon": 4.0, "schedule": {"name": "adaptive"}}
+    phase = simulated(experiment(table, privacy=privacy, rounds=3, cohort={"name": "everyone"})).setup
+    promise, found = Planner(phase).promise, []
+    for stalls in itertools.product([False, True], repeat=2):
+        books = phase.accounts(Accounts, "", MEMORY, "tried")
+        for t, stalled in enumerate((False, *stalls)):
+            now = books.open(t)
+            books.reserve(now, books.prices(now, range(books.population), stalled))
+        rows = statement([entry.note for entry in books.ledger.entries()], books.population, 1e-5)
+        found.append(max(row.epsilon for row in rows if row.finite))
+    assert promise is not None
+    assert len({round(epsilon, 6) for epsilon in found}) == 4
+    assert promise.epsilon == pytest.approx(max(found), rel=1e-9)

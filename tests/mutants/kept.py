@@ -252,6 +252,20 @@ KEPT = [
         "delta of more than one over the images, under randomised response]",
     ),
     one(
+        "clients at other rates pay from the same account",
+        "budget/plans_by_budget.py",
+        "rates by budget {who} z=",
+        "rates by budget z=",
+        "tests/budget/test_client_budgets.py::test_other_rates_for_the_same_clients_are_another_currency",
+    ),
+    one(
+        "an adaptive schedule is planned as if training never stalled",
+        "planning/planner.py",
+        "stalled=True",
+        "stalled=False",
+        "tests/budget/test_plan.py::test_no_run_costs_more_than_an_adaptive_schedule_is_planned_to",
+    ),
+    one(
         "one noise for all budgets, that of the largest",
         "budget/plan.py",
         "return self.personal is None and isinstance(self.schedule, Uniform)",
