@@ -91,12 +91,14 @@ class Planner:
         books, played = self.books, list[Sequence[int]]()
         for t in range(self.phase.experiment.rounds):
             now = books.open(t)
+            active: Sequence[int] = books.members
             if self.only is None:
-                active: Sequence[int] = books.stragglers.split(books.draw(now), t, books.key).active
-            else:  # whom a public seed draws does not limit a server, which may ask others
-                active = [k for k in self.only if books.may_be_asked(k)]
-            prices = books.prices(now, active, stalled=True)  # an adaptive schedule spends as fast as it may
-            played.append(books.reserve(now, prices).granted)
+                active = books.stragglers.split(books.draw(now), t, books.key).active
+            # a public seed does not limit whom a server asks, and secret coins may draw anybody
+            anybody = self.only is not None or (books.policy.secret_cohort and not books.plan.everyone_pays)
+            who = [k for k in books.members if books.may_be_asked(k)] if anybody else active
+            prices = books.prices(now, who, stalled=True)  # an adaptive schedule spends as fast as it may
+            played.append(sorted({*active} & {*books.reserve(now, prices).granted}))
         return played
 
     @cached_property

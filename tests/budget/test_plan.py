@@ -299,3 +299,15 @@ def test_no_run_costs_more_than_an_adaptive_schedule_is_planned_to() -> None:
     assert promise is not None
     assert len({round(epsilon, 6) for epsilon in found}) == 4
     assert promise.epsilon == pytest.approx(max(found), rel=1e-9)
+
+
+def test_secret_coins_may_draw_anybody() -> None:
+    """In a cohort of coins where only the drawn pay, the plan is of a client that is drawn in every round, whichever
+    way the coins fall while it is made."""
+    table = {"name": "whole_update", "radius": 0.5, "local_steps": 1, "batch_size": "full"}
+    privacy = {"epsilon": 4.0, "delta": 1e-3, "noise": "system"}
+    coins = experiment(table, privacy=privacy, rounds=3, cohort={"name": "poisson", "rate": 0.3})
+    for _ in range(3):
+        promise = Planner(simulated(coins).setup).promise
+        assert promise is not None
+        assert promise.epsilon == pytest.approx(4.0, rel=1e-6)

@@ -266,6 +266,13 @@ KEPT = [
         "tests/budget/test_plan.py::test_no_run_costs_more_than_an_adaptive_schedule_is_planned_to",
     ),
     one(
+        "a plan is of those whom its own coins drew",
+        "planning/planner.py",
+        "(books.policy.secret_cohort and not books.plan.everyone_pays)",
+        "False",
+        "tests/budget/test_plan.py::test_secret_coins_may_draw_anybody",
+    ),
+    one(
         "one noise for all budgets, that of the largest",
         "budget/plan.py",
         "return self.personal is None and isinstance(self.schedule, Uniform)",
