@@ -364,7 +364,9 @@ def lifetime(place: Path) -> Lifetime:
     people = max(people, len(by_client), 1)
     runs = Counter(Op.of(entry.op).run for entry in entries)
     drawn = simulated(notes)
-    rows = statement(notes, people, delta)
+    rows, mine = statement(notes, people, delta), RunFolder(place.parent)
+    if mine.own_ledger == place and mine.environment_file.exists() and mine.environment.shares_scores:
+        rows = beside_scores(rows, delta)
     one_row = any(row.unit == "example" and row.finite for row in rows)
     return Lifetime(
         guarantees=tuple(rows),

@@ -99,4 +99,12 @@ RECEIPTS = [
         "for mine in (setup,):",
         "tests/runs/test_phases.py::test_a_release_of_the_preparation_that_is_not_planned_is_named",
     ),
+    one(
+        "a ledger by itself promises what shared scores have told",
+        "receipts/receipt.py",
+        "mine.environment_file.exists() and mine.environment.shares_scores",
+        "False",
+        "tests/receipts/test_lifetime.py::"
+        "test_a_site_that_shares_scores_promises_no_more_by_its_ledger_than_by_its_receipt",
+    ),
 ]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from sordino.accounting.claims import ZCDP, Claim, Subject
 from sordino.accounting.composition import note
 from sordino.accounting.events import Gaussian
+from sordino.config import Experiment
 from sordino.ledger.ledger import Each, Ledger, LedgerScope
 from sordino.receipts.receipt import ONE_ROW, lifetime
+from sordino.runs.new_folder import environment_of
 
 
 def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
@@ -36,3 +39,17 @@ def test_what_runs_cost_one_row_together_is_no_promise_about_a_person(tmp_path: 
         found = lifetime(place)
         assert {row.unit for row in found.guarantees} == {unit}
         assert list(found.assumptions) == said
+
+
+def test_a_site_that_shares_scores_promises_no_more_by_its_ledger_than_by_its_receipt(tmp_path: Path) -> None:
+    place, subject = tmp_path / "ledger.sqlite", Subject(unit="client", neighbours="replace", adversary="server")
+    claims = Claim.to_everyone("client", "replace", Gaussian(9.0), "proved", ())
+    with Ledger.open(place, LedgerScope("data", subject, 1e-5, ZCDP, ()), each=Each(1, (1,))) as ledger:
+        ledger.reserve("run/0", {"0": (1,)}, b"", note([("*", claims)], "system"))
+    for shares in (False, True):
+        told = environment_of(Experiment()).beside(site="Nord", clients=(0,), shares_scores=shares)
+        (tmp_path / "environment.json").write_text(json.dumps(told.to_json()), encoding="utf-8")
+        found = {(row.unit, row.adversary): row.finite for row in lifetime(place).guarantees}
+        assert found["client", "server"] is not shares
+        assert found["client", "public"]
+        assert (("test example", "server") in found) is shares
