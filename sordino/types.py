@@ -263,9 +263,7 @@ class Reader(ABC):
 
     @property
     def gives(self) -> tuple[Use, ...]:
-        """The uses of examples to which the guarantee is limited; empty where every use is allowed: all are covered, or
-        nothing is guaranteed.
-        """
+        """The uses of examples to which the guarantee is limited; empty: all are covered, or nothing is guaranteed."""
         return ()
 
     @property
