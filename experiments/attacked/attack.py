@@ -30,7 +30,12 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 TRIALS = 100_000  # draws of either side of each audit
 # so many are needed to say more than the 10 that udp prints; the others make one draw a call
-OTHERS = {"udp": 2_000_000, "fedavg, privunit": 5_000, "cuag_pfl, local_sample": 5_000}
+OTHERS = {
+    "udp": 2_000_000,
+    "fedavg, privunit": 5_000,
+    "cuag_pfl, local_sample": 5_000,
+    "prifedsync, step_level": 20_000,
+}
 ASKED = AttackSettings(images=1, victims=2, trials=1000)
 FEWER = ASKED._replace(trials=100)  # without noise every release is the same
 PICTURES = ("analytic", "inverting_gradients")
@@ -264,9 +269,10 @@ A budget is epsilon 8 at delta 1e-5. Written by `python experiments/attacked/att
 - **promise of the run**: epsilon of the whole run, its unit, neighbours and adversary, delta and status. What it
   *prints* is a number of its source that proves nothing.
 - **one round**: epsilon that is claimed for one round, the lower bound that an audit found with {trials:,} draws
-  of either side (2,000,000 for udp, 5,000 for PrivUnit and for `local_sample`), and the verdict. *refuted*: more is
-  lost than the source prints. *holds*: this audit did not beat the claim; how much missing noise it would have noticed
-  stands in [twins.md](twins.md), for a larger claim. *not attacked*: no worst case is known for this reader.
+  of either side (2,000,000 for udp, 20,000 for `step_level`, 5,000 for PrivUnit and for `local_sample`), and the
+  verdict. *refuted*: more is lost than the source prints. *holds*: this audit did not beat the claim; how much missing
+  noise it would have noticed stands in [twins.md](twins.md), for a larger claim. *not attacked*: no worst case is known
+  for this reader.
 - **PSNR**, **SSIM**: an image, drawn from the update of a client that holds only this image; the better of `analytic`
   and `inverting_gradients`, mean of two clients. The attacker is the one whom the promise names, else the server. A
   guess is the mean of other images. 100 dB: the image itself.
