@@ -62,6 +62,14 @@ def digest(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def granted(note, refused):
+    """A note without the clients that could not pay."""
+    for group in note.get("releases", ()):
+        if group["clients"] != "*":
+            group["clients"] = [client for client in group["clients"] if str(client) not in refused]
+    return note
+
+
 class Ledger:
     """The chain, read once from its first record to the last."""
 
@@ -84,9 +92,7 @@ class Ledger:
             self.places[head.hex()] = place
             self.fold(place, parsed(body, f"record {place} of the ledger"))
         for name in {name for name, _ in self.spent} | self.caps.keys() | {"0"}:
-            own, rule = ("*",) if name == "*" else (name, "*"), self.scope["currency"]["rule"]
-            fits = [sum(self.spent[each, i] for each in own) <= most for i, most in enumerate(self.cap(name))]
-            if fits and not {"all": all, "any": any}[rule](fits):
+            if not self.fits(name):
                 raise epsilons.Wrong(f"{name!r:.40} has spent more than its cap")
 
     def fold(self, place, record):
@@ -104,11 +110,21 @@ class Ledger:
         if kind == "reserved":
             run, _, phase = op.rpartition("/")[0].partition(".")
             if run == self.run:
-                self.notes.append((phase, parsed(record["note"], op)))
+                self.notes.append((phase, granted(parsed(record["note"], op), record["refused"])))
             charges = once([(name, amount) for amount, names in record["charges"] for name in names])
+            if any(self.fits(name, charges[name]) for name in record["refused"]):
+                raise epsilons.Wrong(f"record {place} of the ledger refuses somebody who could pay")
             for name in charges.keys() - set(record["refused"]):
                 for part, price in zip(range(len(self.scope["currency"]["parts"])), charges[name], strict=True):
                     self.spent[name, part] += epsilons.number(price, whole=True)
+
+    def fits(self, name, more=None):
+        """True where a name has spent no more than its cap, with this charge on top."""
+        own, rule = ("*",) if name == "*" else (name, "*"), self.scope["currency"]["rule"]
+        more = more or [0] * len(self.scope["currency"]["parts"])
+        spent = [price + sum(self.spent[each, i] for each in own) for i, price in enumerate(more)]
+        fits = [part <= most for part, most in zip(spent, self.cap(name), strict=False)]
+        return not fits or {"all": all, "any": any}[rule](fits)
 
     def cap(self, name):
         numbered = name.isdecimal() and len(name) < 20 and str(int(name)) == name and int(name) < self.many

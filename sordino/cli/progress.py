@@ -200,7 +200,7 @@ class LiveSpending:
         from sordino.accounting.statement import statement
 
         begun, federation = self._clock(), step.federation
-        notes = [entry.note for entry in federation.entries()]
+        notes = [entry.released for entry in federation.entries()]
         rows = statement(notes, federation.population, step.setup.experiment.privacy.delta)
         offer = federation.plan.offer
         assert offer is not None

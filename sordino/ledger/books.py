@@ -243,6 +243,10 @@ class Books:
         names = [name for _, group in record["charges"] for name in group]
         if len(set(names)) < len(names):
             raise damaged(f"record {sequence} charges a name twice")
+        if refused := frozenset(record["refused"]):  # who is refused counts for nothing
+            asked = {name: tuple(amount) for amount, group in record["charges"] for name in group}
+            if not refused <= asked.keys() - self.granted(asked):
+                raise damaged(f"record {sequence} refuses somebody who could pay")
         for name, charge in charged(record):
             self.own[name] = tuple(map(add, self.own[name], charge)) if name in self.own else charge
         self.ops[record["op"]] = OperationStanding(State.RESERVED, sequence, None, sequence)

@@ -67,6 +67,18 @@ class Entry(NamedTuple):
     digest: str | None
     note: str
     hash: str
+    refused: frozenset[str] = frozenset()  # clients that could not pay
+
+    @property
+    def released(self) -> str:
+        """The note without the clients that could not pay: they abstained, and nothing of theirs was released."""
+        if not self.refused:
+            return self.note
+        told = json.loads(self.note)
+        for group in told["releases"]:
+            if group["clients"] != EVERYONE:
+                group["clients"] = [k for k in group["clients"] if str(k) not in self.refused]
+        return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
 
 def of_run(ledger: Ledger, run: str) -> list[Entry]:
@@ -231,7 +243,8 @@ class Ledger:
             record = self._record(reserved)
             digest = None if stored is None else self._record(stored)["digest"]
             head = self._row(last)[0].hex()
-        return Entry(reserved, op, state, dict(charged(record)), record["plan"], digest, record["note"], head)
+        refused = frozenset(record["refused"])
+        return Entry(reserved, op, state, dict(charged(record)), record["plan"], digest, record["note"], head, refused)
 
     def head(self) -> str:
         """The hash of the last record, which through the chain covers every record."""

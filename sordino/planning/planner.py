@@ -149,7 +149,7 @@ class Planner:
     def _notes(self) -> list[str]:
         """Ledger notes of all phases after the last planned round."""
         _ = self.rounds
-        return [*self._before, *(entry.note for entry in self.books.ledger.entries())]
+        return [*self._before, *(entry.released for entry in self.books.ledger.entries())]
 
     @cached_property
     def _before(self) -> list[str]:
@@ -161,7 +161,7 @@ class Planner:
             for t in range(phase.rounds):
                 now = books.open(t)
                 books.reserve(now, books.prices(now, books.members, stalled=False))
-            notes += [entry.note for entry in books.ledger.entries()]
+            notes += [entry.released for entry in books.ledger.entries()]
         return notes
 
     def row(self, kind: type[R], what: str, run: Sequence[str], promise: Promised | None, **more: object) -> R:

@@ -71,7 +71,7 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
     """
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
-    notes = [entry.note for entry in federation.entries()]
+    notes = [entry.released for entry in federation.entries()]
     rows = stated(notes, setup.public, experiment.privacy.delta, environment, check)
     simulated_ = simulated(notes) if notes else not federation.policy.real
     budget = _budget(setup, federation)
@@ -166,7 +166,7 @@ def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
     """Privacy guarantees of each phase, given earlier releases; they show which phase makes an epsilon infinite."""
     notes: dict[str, list[str]] = {mine.phase: [] for mine in (*setup.preparation, setup)}
     for entry in federation.entries():
-        notes[Op.of(entry.op).phase].append(entry.note)
+        notes[Op.of(entry.op).phase].append(entry.released)
     public, delta = setup.public, setup.experiment.privacy.delta
     return tuple(
         OfPhase(
@@ -282,7 +282,7 @@ def _groups(federation: Accounts) -> tuple[Group, ...]:
     assert plan.offer is not None
     assert plan.budget is not None
     levels = plan.budget.levels()
-    notes = [entry.note for entry in federation.entries()]
+    notes = [entry.released for entry in federation.entries()]
     rows = of_groups(notes, len(federation.sizes), plan.budget.delta, plan.offer.subject, list(levels.values()))
 
     def claimed(level: float, members: Sequence[int]) -> float | None:
@@ -359,7 +359,7 @@ def lifetime(place: Path) -> Lifetime:
             code="ledger-without-delta",
         )
     # answers drawn once are drawn once per run; another run's are other ones, so each carries its run's name
-    notes = [of_a_run(entry.note, Op.of(entry.op).run) for entry in entries]
+    notes = [of_a_run(entry.released, Op.of(entry.op).run) for entry in entries]
     people = max((k + 1 for note in notes for k in named(note)), default=1)
     people = max(people, len(by_client), 1)
     runs = Counter(Op.of(entry.op).run for entry in entries)

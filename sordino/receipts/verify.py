@@ -67,7 +67,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
             f"the planned noise and the budget: they follow from a user's own code ({', '.join(own)}), and "
             "--with-code would run it"
         )
-        public, notes = Agreement.read(folder).public, [entry.note for entry in entries]
+        public, notes = Agreement.read(folder).public, [entry.released for entry in entries]
         rows = stated(notes, public, delta or 0.0, mine.environment, check=True)
         again: Json = {"guarantees": [row.to_json() for row in rows]}
         compared: tuple[str, ...] = ()

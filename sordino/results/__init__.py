@@ -178,7 +178,7 @@ class Result:
             spent.update({(who, i): part for who, amount in entry.charges.items() for i, part in enumerate(amount)})
             limits = {who: plan.cap if who == EVERYONE else plan.cap_of(int(who)) for who, _ in spent}
             shares.append(max((part / (limits[who] or ())[i] for (who, i), part in spent.items()), default=0.0))
-        return [entry.note for entry in entries], shares, len(federation.sizes), parts.experiment.privacy.delta
+        return [entry.released for entry in entries], shares, len(federation.sizes), parts.experiment.privacy.delta
 
     # what a person sees ---------------------------------------------------------------------------------------------
 

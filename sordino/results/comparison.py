@@ -275,7 +275,7 @@ def _folder(name: str) -> str:
 def _notes(folder: Path) -> Notes:
     parts, federation = opened(folder)
     try:
-        mine = [entry.note for entry in federation.entries()]
+        mine = [entry.released for entry in federation.entries()]
     finally:
         federation.ledger.close()
     return Notes(mine, len(parts.public.sizes), parts.public.rows_per_key)

@@ -211,7 +211,7 @@ def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
         known = simulation.population
         joint = replace(simulation, population=Population.like(known, known.experiment, key))
         with joint.setup.federation(joint.home, joint.dataset, place, "before", reading=dry).ledger as ledger:
-            _check_room(joint.setup.whole, [entry.note for entry in ledger.entries()])
+            _check_room(joint.setup.whole, [entry.released for entry in ledger.entries()])
     return joint
 
 

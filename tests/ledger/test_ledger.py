@@ -244,7 +244,7 @@ def test_states_go_forward_and_each_is_a_record(ledger: Ledger) -> None:
         assert ledger.head() == heads[-1]
     assert len(set(heads)) == 5
     assert all(ledger.descends_from(head) for head in heads)
-    entry = (1, "op", State.PUBLISHED, ONE, b"plan".hex(), b"digest".hex(), '{"claim":1}', heads[-1])
+    entry = (1, "op", State.PUBLISHED, ONE, b"plan".hex(), b"digest".hex(), '{"claim":1}', heads[-1], frozenset())
     assert list(ledger.entries()) == [entry]
     assert not ledger.descends_from("no head")
 

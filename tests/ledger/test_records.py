@@ -23,6 +23,8 @@ FORGED: dict[str, tuple[bytes, bytes]] = {
     "a name twice, first the truth": (b'"charges":', b'"charges":[[[9],["ada"]]],"charges":'),
     "a name twice, with the same value": (b'"op":', b'"op":"run/0","op":'),
     "who is refused twice": (b'"refused":[]', b'"refused":[],"refused":["ada"]'),
+    "who could pay is refused": (b'"refused":[]', b'"refused":["ada"]'),
+    "who was not asked is refused": (b'"refused":[]', b'"refused":["eve"]'),
     "a client twice in a group": (b'["ada","ben"]', b'["ada","ada"]'),
     "a client in two groups": (b'[[[5],["ada","ben"]]]', b'[[[4],["ada"]],[[5],["ada"]]]'),
     "a refund": (b"[[5]", b"[[-5]"),

@@ -273,6 +273,20 @@ KEPT = [
         "tests/budget/test_plan.py::test_secret_coins_may_draw_anybody",
     ),
     one(
+        "a record may refuse who could pay",
+        "ledger/books.py",
+        "if not refused <= asked.keys() - self.granted(asked):",
+        "if False:",
+        "tests/ledger/test_records.py::test_what_could_be_read_in_two_ways_is_no_record[who could pay is refused]",
+    ),
+    one(
+        "who could not pay counts as if it had taken part",
+        "ledger/ledger.py",
+        "if not self.refused:",
+        "if True:",
+        "tests/runs/test_shared_ledger.py::test_who_could_not_pay_loses_nothing",
+    ),
+    one(
         "one noise for all budgets, that of the largest",
         "budget/plan.py",
         "return self.personal is None and isinstance(self.schedule, Uniform)",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,16 @@ from sordino.config import Experiment
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import Ledger
 from sordino.receipts import private
+from sordino.receipts.receipt import lifetime
+from sordino.receipts.verify import verify
 from sordino.runs import run
 from sordino.runs.run import checked, resume, start
 from sordino.runs.simulation import Simulation
 from tests.budget.charged import experiment
 
 RACING = 4
+ALL = {"name": "everyone"}
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -196,3 +202,18 @@ def test_a_new_secret_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: py
     private.write(tmp_path / "site.key", b"key", new=True)
     with pytest.raises(FileExistsError):
         private.write(tmp_path / "site.key", b"another", new=True)
+
+
+def test_who_could_not_pay_loses_nothing(shared: Path) -> None:
+    """The second run finds nothing left: its clients abstain, and neither its receipt nor the ledger counts them."""
+    made = experiment({"name": "gaussian_gdp"}, privacy={"epsilon": 8.0, "ledger": str(shared)}, rounds=2, cohort=ALL)
+    first = start(made, shared.parent / "first")
+    again = made.model_copy(update={"name": "again", "evaluation": made.evaluation.model_copy(update={"final": 2})})
+    second = start(again, shared.parent / "second")
+    assert [row.answered for row in second.metrics] == [0, 0]
+    assert not any(row.finite for row in second.receipt.guarantees)
+    assert [row.epsilon for row in lifetime(shared).guarantees] == [row.epsilon for row in first.receipt.guarantees]
+    for folder in ("first", "second"):
+        assert verify(shared.parent / folder) == []
+        asked = [sys.executable, ROOT / "verifier" / "verify.py", shared.parent / folder, "--ledger", shared]
+        assert subprocess.run(asked, capture_output=True, check=False).returncode == 0
