@@ -4,8 +4,10 @@ where the libraries are ready. Loading them is half of what a mutant costs other
 It reads lines of JSON (folder, seconds, arguments of pytest) and answers each with the exit code and what was printed.
 """
 
+# ruff: noqa: F401
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -54,17 +56,27 @@ def answer(place: str, seconds: float, arguments: list[str]) -> tuple[int | None
 if __name__ == "__main__":
     # of ours: not the folder of this file, nor a package that is found through it
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).parent]
+    import _hypothesis_pytestplugin
+    import anyio._backends._asyncio
+    import anyio.pytest_plugin
+    import cryptography.hazmat.primitives.asymmetric.ed25519
+    import cryptography.hazmat.primitives.ciphers.aead
+    import cryptography.x509
     import dp_accounting.pld
-    import dp_accounting.rdp  # noqa: F401
-    import hypothesis.strategies  # noqa: F401
-    import pydantic  # noqa: F401
-    import pytest  # noqa: F401
-    import rich.console  # noqa: F401
-    import safetensors.torch  # noqa: F401
-    import scipy.stats  # noqa: F401
-    import torch.func  # noqa: F401
-    import typer  # noqa: F401
+    import dp_accounting.rdp
+    import hypothesis.strategies
+    import pydantic
+    import pytest
+    import rich.console
+    import safetensors.torch
+    import scipy.stats
+    import torch.func
+    import typer
+    import xdist.looponfail
+    import xdist.plugin
 
+    pydantic.TypeAdapter(int).json_schema()  # which loads the rest of it
+    gc.freeze()  # no copy has to look for garbage in them
     assert not [name for name in sys.modules if name.partition(".")[0] in ("sordino", "tests")]
     for line in sys.stdin:
         print(json.dumps(answer(*json.loads(line))), flush=True)
