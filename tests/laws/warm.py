@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -219,6 +220,7 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
         sys.argv = ["sordino", *arguments]
         main()
 
+    gc.freeze()  # no fork has to look for garbage in it
     return {
         "sordino": command_line,
         "sordino.runs.site_process": site_process.main,
