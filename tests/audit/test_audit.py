@@ -140,7 +140,7 @@ ALSO: dict[str, tuple[list[str], int]] = {
     ),
     "privunit": (
         ["algorithm=fedavg", "uplink=[{name='clip', radius=1.0}, 'privunit']", "rounds=1", "privacy.epsilon=2.0"],
-        3_000,
+        2_000,
     ),
     "central_client": (["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.3", *ACTIVE, *ALL], 700),
     "central_client, hidden": (
@@ -149,7 +149,7 @@ ALSO: dict[str, tuple[list[str], int]] = {
     ),
     "local_sample, hidden": (
         ["algorithm=cuag_pfl", "variant=local_sample", "multiplier=0.7", "cell_rate=0.5", "local_steps=2", *ACTIVE],
-        10_000,
+        5_000,
     ),
     "noisy_steps": (["algorithm=noisy_steps", "multiplier=0.5", "local_epochs=2", "batch_size=50"], 10_000),
     "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 3_500),
@@ -159,7 +159,7 @@ ALSO: dict[str, tuple[list[str], int]] = {
     "zero_out at the client": (["algorithm=whole_update", "multiplier=0.3", "neighbours=zero_out"], 5_000),
     "zero_out at the server": (["algorithm=dp_prox", "multiplier=0.3", "neighbours=zero_out"], 5_000),
     "replace at the server": (["algorithm=dp_prox", "multiplier=0.3", "neighbours=replace"], 5_000),
-    "step_level": (["algorithm=prifedsync", "level=step_level", "local_steps=2", *ACTIVE], 3_000),
+    "step_level": (["algorithm=prifedsync", "level=step_level", "local_steps=2", *ACTIVE], 2_000),
     "bounds": (["algorithm=pdp_prox", "rounds=2", "privacy.epsilon={linspace=[4.0, 8.0], levels=2}"], 5_000),
     "local": (
         ["algorithm=pdp_prox", "mechanism=local", "rounds=2", "privacy.epsilon={linspace=[4.0, 8.0], levels=2}"],
