@@ -24,6 +24,7 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.stages import Clip, ClipLayers, private
 from sordino.runs.setup import Setup
+from sordino.sampling import Random
 from sordino.tree import Tree
 from sordino.types import Claim, NoiseSource
 
@@ -61,6 +62,11 @@ class AttackerPosition:
         offer = self._plan.offer
         return offer.rate if self.uplink.published and offer is not None else 1.0
 
+    @property
+    def fixed(self) -> bool:
+        """True if the cohort has a fixed size, so that a client that is not drawn leaves its place to another."""
+        return isinstance(self._federation.cohort, Random)
+
     def upload(self, length: float) -> Tree:
         """An upload of the attacker's choice with this norm: spread over all coordinates; for the 1-norm in a single
         one, which shows most.
@@ -91,16 +97,22 @@ class AttackerPosition:
         many = at_once(call)
         return lambda source: drawn(call, source, many)
 
-    def summed(self, length: float, rate: float) -> Release:
+    def summed(self, length: float, rate: float, instead: float | None = None) -> Release:
         """Function that releases the server's noised sum: of one client's upload of norm `length`, sampled at `rate`,
-        and of zeros from all others.
+        and of zeros from all others. `instead`: norm of the upload of whoever is drawn in its place, in a cohort of
+        fixed size.
         """
         federation, client = self._federation, self.grant.client
         people = federation.population
         others: dict[int, Any] = {}
         if people > 1:
             others[(client + 1) % people] = self.uplink.encode(self.zero, replace(self.grant, source=Silent()))
-        mine = {client: self.uplink.encode(self.upload(length), replace(self.grant, source=Silent()))}
+        mine, theirs = (
+            {}
+            if norm is None
+            else {client: self.uplink.encode(self.upload(norm), replace(self.grant, source=Silent()))}
+            for norm in (length, instead)
+        )
         weight = sum(federation.weights)
         expected = federation.cohort.expected(people) * weight / people
         multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
@@ -119,7 +131,7 @@ class AttackerPosition:
             )
             return _seen(received.mean)
 
-        present, absent = partial(call, others | mine), partial(call, others)
+        present, absent = partial(call, others | mine), partial(call, others | theirs)
         many = min(map(at_once, (present, absent)))
 
         def release(source: NoiseSource) -> torch.Tensor:
@@ -172,6 +184,9 @@ def pairs(stand: AttackerPosition, claim: Claim) -> list[Pair]:
     if not private(stand.uplink.server):
         return [Pair(told, stand.encoded(against), stand.encoded(far))]
     rate = claim.event.rate if isinstance(claim.event, Poisson) else stand.hidden
+    if stand.hidden < 1 and stand.fixed:  # accounted for as if nobody took its place
+        told, instead = f"{told}; whoever is drawn in its place uploads the opposite", -far
+        return [Pair(told, stand.summed(against, rate, instead), stand.summed(far, rate, instead))]
     return [Pair(told, stand.summed(against, rate), stand.summed(far, rate))]
 
 

@@ -142,7 +142,8 @@ class Links:
             event = noise.mechanism.event(used * noise.louder)
             if self.published:
                 why = (self.published,)
-                return Claim.to_everyone("client", noise.neighbours, NonPrivate(NOMINAL), "nominal", why)
+                nominal = Claim.to_everyone("client", noise.neighbours, NonPrivate(NOMINAL), "nominal", why)
+                return nominal if not self.central else [_nothing(noise.neighbours, "server", RAW), *nominal[1:]]
             because = (*self._assumed(), *noise.assumptions)
             made = [
                 _nothing(noise.neighbours, a, RAW)
