@@ -27,6 +27,9 @@ from sordino.results.findings import AttackFinding
 from sordino.runs.simulation import settle, simulated
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from reproduce import commit  # noqa: E402
+
 RESULTS = HERE / "results.json"
 TRIALS = 100_000  # draws of either side of each audit
 # so many are needed to say more than the 10 that udp prints; the others make one draw a call
@@ -126,6 +129,7 @@ HEADS = (
     "members by loss",
     "without protection",
     "s",
+    "commit",
 )
 
 
@@ -153,7 +157,7 @@ def measured(name: str, images: Path) -> dict[str, Any]:
             row[attack] = told(found)
         except SordinoError as error:
             row[attack] = {"verdict": "not tried", "why": error.what}
-    return row | {"seconds": round(time.process_time() - begun)}
+    return row | {"seconds": round(time.process_time() - begun), "commit": commit()}
 
 
 def promised(experiment: config.Experiment) -> Guarantee:
@@ -233,6 +237,7 @@ def line(name: str, row: dict[str, Any]) -> str:
         shown(free[1][2], "{:.1%}"),
         *(shown(members[0][k], "{:.2f}") for k in (0, 2)),
         str(row["seconds"]),
+        str(row["commit"]),
     ]
     return "| " + " | ".join(cells) + " |"
 
