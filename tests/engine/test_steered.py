@@ -15,7 +15,7 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.moon import Moon
 from sordino.algorithms.scaffold import Scaffold
-from sordino.engine.stack import Member, differences
+from sordino.engine.stack import Differences, Member, differences
 from sordino.fast.factored import dense
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
@@ -144,3 +144,15 @@ def test_how_often_somebody_took_part_divides_only_where_it_decides(
     assert calls == sizes
     assert apart(found[0][0], found[1][0]) < CLOSE
     assert found[0][1] == found[1][1] == [2, 1, 2, 3, 1, 2, 1]
+
+
+def test_a_client_alone_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shares no call with anybody, and a trial takes longer than a small client's work."""
+    tried: list[Member] = []
+    monkeypatch.setattr("sordino.engine.site.differences", lambda *given: tried.append(given[-1]) or Differences())
+    parts = made("stack", {"name": "fedavg"})
+    site, down = parts.site("run"), parts.setup.algorithm.broadcast(parts.setup.state("server"))
+    list(site.each(0, down, {1: Terms(largest=50)}))
+    assert tried == []
+    list(site.each(1, down, {k: Terms(largest=50) for k in (0, 1)}))
+    assert len(tried) == 1
