@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sordino import config
 from sordino.accounting.gaussian_dp import epsilon_of, mu_of
-from sordino.audits.clients import AttackerPosition
 from sordino.audits.gates import EMPTY, Audit, audit
 from sordino.audits.records import statistics
 from sordino.config import Experiment
@@ -109,20 +108,6 @@ def test_a_published_number_is_the_part_of_the_budget_that_one_round_is_charged(
     tried = config.load({}, [*method, "rounds=4", "privacy={epsilon=8.0}", 'partition={scheme="iid",clients=10}'])
     (one,) = audit(tried, 100).subjects
     assert (one.status, one.claimed) == ("nominal", pytest.approx(8.0 / 4))
-
-
-def test_a_cohort_of_fixed_size_is_no_poisson_sample() -> None:
-    """Whoever is drawn in a client's place moves the sum, too. A Poisson sample of the same rate loses what is said."""
-    method = ["algorithm=dp_prox", "variant=published", 'cohort={name="random",size=5}', "privacy={epsilon=8.0}"]
-    (one,) = audit(config.load({}, [*method, 'partition={scheme="iid",clients=10}', "rounds=20"]), 100_000).subjects
-    assert (one.adversary, one.claimed) == ("participants", pytest.approx(0.4))  # the server sees uploads without noise
-    assert one.at_least > 1.3 * one.claimed
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AttackerPosition, "fixed", False)
-        (twin,) = audit(
-            config.load({}, [*method, 'partition={scheme="iid",clients=10}', "rounds=20"]), 100_000
-        ).subjects
-    assert twin.at_least < twin.claimed
 
 
 # a phase that is broken, alone ----------------------------------------------------------------------------------------
