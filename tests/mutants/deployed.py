@@ -226,8 +226,9 @@ DEPLOYED = [
     one(
         "a cap against the rounds that a public seed draws",
         "planning/planner.py",
-        "anybody = self.only is not None or (",
-        "anybody = (",
+        "            who = [",
+        "            active = books.stragglers.split(books.draw(now), t, books.key).active\n"
+        "            who = active if True else [",
         f"{MOST}::test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown",
     ),
     one(
