@@ -63,7 +63,7 @@ def test_there_are_mutants_enough() -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package and its tests, where one bug after the other is planted and taken out again."""
     place = tmp_path_factory.mktemp("copy")
-    for folder in (PACKAGE, ROOT / "tests"):
+    for folder in (PACKAGE, ROOT / "tests", ROOT / "verifier"):
         shutil.copytree(folder, place / folder.name, ignore=shutil.ignore_patterns(".*"))
     shutil.copy(ROOT / "pyproject.toml", place)
     return place
