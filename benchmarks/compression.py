@@ -23,7 +23,7 @@ import torch  # noqa: E402
 
 from sordino import tree  # noqa: E402
 from sordino.algorithms import all_algorithms  # noqa: E402
-from sordino.algorithms.algorithm import AnyAlgorithm  # noqa: E402
+from sordino.algorithms.algorithm import Algorithm  # noqa: E402
 from sordino.engine import wire  # noqa: E402
 from sordino.engine.executor import decide  # noqa: E402
 from sordino.privacy.noise.sources import Counter  # noqa: E402
@@ -76,7 +76,8 @@ def costs(repeats: int) -> None:
     drawn = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (500, 32, 32, 3), generator=drawn, dtype=torch.uint8)
     examples, grant = Examples(x, torch.arange(500) % 3), Grant(0, 500, 500, Counter(1), 1.0)
-    trained: AnyAlgorithm = all_algorithms()["pfl_dyn"]()  # type: ignore[assignment]  # it has one phase
+    trained = all_algorithms()["pfl_dyn"]()
+    assert isinstance(trained, Algorithm)  # it has one phase
     down, state = trained.broadcast(trained.init(task, 1)), trained.init_client(task)
 
     def train() -> Any:

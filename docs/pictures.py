@@ -181,8 +181,8 @@ def what_a_sum_hides() -> str:
         yield arrow(404, 95, 450, 95)
         yield say(550, 34, "sum and noise", "head")
         for i, alpha in enumerate((0.15, 0.3, 0.5, 0.3, 0.15)):
-            high = sum(heights) / 2 + (i - 2) * 9 - 14
-            yield f'<rect x="{490 + i * 24}" y="{130 - high:g}" width="24" height="{high:g}" class="good" opacity="{alpha}"/>'
+            top = sum(heights) / 2 + (i - 2) * 9 - 14
+            yield f'<rect x="{490 + i * 24}" y="{130 - top:g}" width="24" height="{top:g}" class="good" opacity="{alpha}"/>'
         yield say(550, 158, "covers any one upload up to", "soft")
         yield say(550, 177, "the clip: a number can be proved", "good")
 

@@ -68,7 +68,8 @@ def draws(event, depth=0):
     if kind == "once":
         return Counter([(kind, json.dumps(event, sort_keys=True), tuple(sorted(inside.items())))])
     if kind == "repeat":
-        return times(inside, number(event["count"], 1, whole=True))
+        count = number(event["count"], 1, whole=True)
+        return Counter({draw: count * one for draw, one in inside.items()})
     rate, inside = number(event["rate"], 0, 1), merged(unfolded(inside))
     if rate == 1 or not inside:
         return inside
@@ -77,10 +78,6 @@ def draws(event, depth=0):
     if inside.total() > 1 or {draw[0] for draw in inside} == {"response"} or {draw[1] for draw in inside} != {1}:
         raise NotChecked("this event on a secret sample")
     return Counter([(draw[0], rate, *draw[2:]) for draw in inside])
-
-
-def times(found, count):
-    return Counter({draw: count * one for draw, one in found.items()})
 
 
 def unfolded(found):
@@ -220,10 +217,6 @@ def read_claim(told):
     return Claim(*map(told.get, WORDS), draws(told["event"]), told["because"], number(told.get("drift", 0)))
 
 
-def weakest(statuses):
-    return max(statuses, key=STATUSES.index)
-
-
 def steps(claimed, how, unit, change):
     """Changes of a claim's unit that make one change of another one; None where the claim does not cover it."""
     larger = UNITS.index(claimed) - UNITS.index(unit)
@@ -245,17 +238,17 @@ def cost(history, unit, change, adversary):
         if known:
             best = min(known, key=lambda each: (each != (unit, change), known[each], UNITS.index(each[0])))
             for claim in about[best]:
-                parts[*best, known[best]] += times(claim.draws, count)
+                parts[*best, known[best]] += Counter({draw: count * one for draw, one in claim.draws.items()})
                 used, drift = [*used, claim], drift + count * claim.drift
         else:
             open_, bare = True, bare + [claim.status for claim in about[unit, change] if BARE in claim.draws]
     releases = sum(count for _, count in history)
     if open_:
-        return Cost([], Counter(), weakest(bare or ["none"]), set(), 0.0, releases)
+        return Cost([], Counter(), max(bare or ["none"], key=STATUSES.index), set(), 0.0, releases)
     because = {reason for claim in used for reason in claim.because}
     made = [(*key, frozenset(unfolded(found).items())) for key, found in parts.items()]
     whole = unfolded(sum(parts.values(), Counter()))
-    return Cost(made, whole, weakest([claim.status for claim in used]), because, drift, releases)
+    return Cost(made, whole, max((claim.status for claim in used), key=STATUSES.index), because, drift, releases)
 
 
 def several(promise, delta, many):
@@ -271,9 +264,8 @@ def several(promise, delta, many):
     return math.inf, delta
 
 
-def alone(part, delta):
+def alone(unit, change, many, found, delta):
     """Epsilon of one part by each accountant."""
-    unit, change, many, found = part
     listed = bounds(found, change, delta)
     if many == 1:
         return listed
@@ -284,8 +276,8 @@ def alone(part, delta):
 def listed_epsilons(parts, change, delta):
     """Epsilon of a cost by each accountant."""
     if len(parts) < 2:
-        return alone(parts[0], delta) if parts else {"none": math.inf}
-    each = [alone(part, delta / len(parts)) for part in parts]
+        return alone(*parts[0], delta) if parts else {"none": math.inf}
+    each = [alone(*part, delta / len(parts)) for part in parts]
     made = {f"sum of {len(parts)} kinds of claims": math.fsum(listed[taken(listed)] for listed in each)}
     together = Counter()
     for _, _, many, found in parts:
@@ -298,7 +290,7 @@ def listed_epsilons(parts, change, delta):
 
 def row(costs, change, delta):
     """Row of a subject: the client with the largest privacy loss, at the delta that its noise leaves."""
-    drift, status = max(cost.drift for cost in costs), weakest([cost.status for cost in costs])
+    drift, status = max(cost.drift for cost in costs), max((cost.status for cost in costs), key=STATUSES.index)
     because = {reason for cost in costs for reason in cost.because}
 
     def most(at):

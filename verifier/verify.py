@@ -55,19 +55,10 @@ def read(path):
 def digest(path):
     """SHA-256 of a file as a receipt states it."""
     if path.name == "agreement.json":
-        told = read(path)
-        text = json.dumps({name: told[name] for name in sorted(told) if name != "dataset"})
-        return hashlib.sha256(text.encode()).hexdigest()
+        told = {name: value for name, value in sorted(read(path).items()) if name != "dataset"}
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def granted(note, refused):
-    """A note without the clients that could not pay."""
-    for group in note.get("releases", ()):
-        if group["clients"] != "*":
-            group["clients"] = [client for client in group["clients"] if str(client) not in refused]
-    return note
 
 
 class Ledger:
@@ -110,7 +101,7 @@ class Ledger:
         if kind == "reserved":
             run, _, phase = op.rpartition("/")[0].partition(".")
             if run == self.run:
-                self.notes.append((phase, granted(parsed(record["note"], op), record["refused"])))
+                self.notes.append((phase, parsed(record["note"], op) | {"refused": record["refused"]}))
             charges = once([(name, amount) for amount, names in record["charges"] for name in names])
             if any(self.fits(name, charges[name]) for name in record["refused"]):
                 raise epsilons.Wrong(f"record {place} of the ledger refuses somebody who could pay")
@@ -118,12 +109,11 @@ class Ledger:
                 for part, price in zip(range(len(self.scope["currency"]["parts"])), charges[name], strict=True):
                     self.spent[name, part] += epsilons.number(price, whole=True)
 
-    def fits(self, name, more=None):
+    def fits(self, name, more=()):
         """True where a name has spent no more than its cap, with this charge on top."""
         own, rule = ("*",) if name == "*" else (name, "*"), self.scope["currency"]["rule"]
-        more = more or [0] * len(self.scope["currency"]["parts"])
-        spent = [price + sum(self.spent[each, i] for each in own) for i, price in enumerate(more)]
-        fits = [part <= most for part, most in zip(spent, self.cap(name), strict=False)]
+        spent = [sum(self.spent[each, i] for each in own) + sum(more[i : i + 1]) for i, _ in enumerate(self.cap(name))]
+        fits = [part <= most for part, most in zip(spent, self.cap(name), strict=True)]
         return not fits or {"all": all, "any": any}[rule](fits)
 
     def cap(self, name):
@@ -141,7 +131,8 @@ def histories(notes, population, among=None):
             if known[words] and group["clients"] == "*":
                 everyone[words] += 1
             for client in group["clients"] if known[words] and group["clients"] != "*" else ():
-                own[epsilons.number(client, whole=True)][words] += 1
+                if str(client) not in note.get("refused", ()):  # who could not pay abstained
+                    own[epsilons.number(client, whole=True)][words] += 1
     found = [own[k] + (everyone if k < population else Counter()) for k in own if among is None or k in among]
     rest = population - sum(k < population for k in own) if among is None else len(among) - len(found)
     distinct = dict.fromkeys(frozenset(one.items()) for one in [*found, *([everyone] if rest > 0 and everyone else [])])

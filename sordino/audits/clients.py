@@ -107,12 +107,10 @@ class AttackerPosition:
         others: dict[int, Any] = {}
         if people > 1:
             others[(client + 1) % people] = self.uplink.encode(self.zero, replace(self.grant, source=Silent()))
-        mine, theirs = (
-            {}
-            if norm is None
-            else {client: self.uplink.encode(self.upload(norm), replace(self.grant, source=Silent()))}
-            for norm in (length, instead)
-        )
+
+        def alone(norm: float) -> dict[int, Any]:
+            return {client: self.uplink.encode(self.upload(norm), replace(self.grant, source=Silent()))}
+
         weight = sum(federation.weights)
         expected = federation.cohort.expected(people) * weight / people
         multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
@@ -131,7 +129,8 @@ class AttackerPosition:
             )
             return _seen(received.mean)
 
-        present, absent = partial(call, others | mine), partial(call, others | theirs)
+        present = partial(call, others | alone(length))
+        absent = partial(call, others | ({} if instead is None else alone(instead)))
         many = min(map(at_once, (present, absent)))
 
         def release(source: NoiseSource) -> torch.Tensor:

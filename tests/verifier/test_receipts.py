@@ -25,7 +25,7 @@ import epsilons  # noqa: E402
 import house_size  # noqa: E402
 import verify  # noqa: E402
 
-MOST = 510  # lines of code
+MOST = 500  # lines of code
 COMMAND = """
 import runpy, sys
 class Gone:
