@@ -277,12 +277,17 @@ class Plan:
 
 def kinds(*columns: Sequence[float]) -> list[tuple[int, int]]:
     """Groups of clients with equal values in all columns: the first client and the size of each group."""
+    first, kind = grouped(*columns)
+    return list(zip(first, np.bincount(kind).tolist(), strict=True))
+
+
+def grouped(*columns: Sequence[float]) -> tuple[list[int], NDArray[np.int64]]:
+    """The first client of each group of clients with equal values in all columns, and the group of each client."""
     kind = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values, which = np.unique(np.asarray(column), return_inverse=True)
         kind = np.unique(kind * len(values) + which, return_inverse=True)[1]  # stays below the number of clients
-    _, first, many = np.unique(kind, return_index=True, return_counts=True)
-    return list(zip(first.tolist(), many.tolist(), strict=True))
+    return np.unique(kind, return_index=True)[1].tolist(), kind
 
 
 def draft(

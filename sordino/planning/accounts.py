@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from sordino.accounting.composition import named, note, parsed
 from sordino.accounting.events import Event, NonPrivate, Poisson, draws_afresh, from_json
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import RequestsClients
-from sordino.budget.plan import Plan, Price
+from sordino.budget.plan import Plan, Price, grouped
 from sordino.errors import BudgetExhausted, LedgerError
 from sordino.ledger.books import Op, of_round
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
@@ -99,9 +100,7 @@ class Accounts:
         return of_round(self.run, t)
 
     def open(self, t: int) -> OpenRound:
-        """Opens round t in the privacy accounts, before its cohort is drawn; its sampling rates may depend on earlier
-        spending.
-        """
+        """Opens round t, before its cohort is drawn; its sampling rates may depend on earlier spending."""
         return OpenRound(t, self.plan.rates(t, self.spent))
 
     def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
@@ -149,9 +148,7 @@ class Accounts:
         return drawn if self.policy.hidden else self._redrawn(now.t, drawn, away, later)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
-        """The cohort, with clients known to be `away` replaced by others as far as possible; for cohorts that are not
-        hidden. With `later`, clients without a replacement stay in: they pay in advance, so that the round can ask them
-        if others fail."""
+        """The visible cohort of `draw`, with others in place of clients that are `away`."""
         here = [k for k in drawn if not away(k)]
         if len(here) == len(drawn):
             return drawn
@@ -216,12 +213,18 @@ class Accounts:
         return clients
 
     def _of_all(self, now: OpenRound, price: Price) -> Groups:
-        """Claims of a round in which any client may have taken part: for all clients, grouped by sampling rate."""
-        if now.rates is None:
-            return [("*", self._claims(now, 0, price.multiplier))]
-        levels, which = np.unique(now.rates, return_inverse=True)
-        groups = [np.flatnonzero(which == i).tolist() for i in range(len(levels))]
-        return [(clients, self._claims(now, clients[0], price.multiplier)) for clients in groups]
+        """Claims of a round in which any client may have taken part: for all clients, grouped by what is claimed."""
+        first, kind = self._by_size if now.rates is None else grouped(now.rates.data, self.sizes)
+        made: dict[tuple[Claim, ...], list[int]] = {}
+        for at, k in enumerate(first):
+            made.setdefault(tuple(self._claims(now, k, price.multiplier)), []).append(at)
+        if len(made) == 1 and now.rates is None:
+            return [("*", list(*made))]
+        return [(np.flatnonzero(np.isin(kind, kinds)).tolist(), list(claims)) for claims, kinds in made.items()]
+
+    @cached_property
+    def _by_size(self) -> tuple[list[int], NDArray[np.int64]]:
+        return grouped(self.sizes)
 
     def _shared_price(self, t: int) -> Price:
         price = self.plan.price(0, t, self._spent(0), last=self.latest.get(0))
@@ -234,9 +237,7 @@ class Accounts:
         self.latest[client] = charge
 
     def entries(self) -> list[Entry]:
-        """Ledger entries of this phase and of the phases before it, one for each round; statements are computed from
-        them.
-        """
+        """Ledger entries of this phase and of the phases before it, one for each round, for statements."""
         mine = {self.run, *self.before}
         return [entry for entry in self.ledger.entries() if Op.of(entry.op).name in mine]
 
@@ -305,11 +306,14 @@ class Accounts:
         return hashlib.sha256(json.dumps([self.config, t, plan], sort_keys=True).encode()).digest()
 
     def _said(self, now: OpenRound, prices: Mapping[int, Price | None]) -> Groups:
-        groups: dict[tuple[float | None, int], list[int]] = {}
+        found: dict[tuple[float | None, int], list[int]] = {}
+        groups: dict[tuple[Claim, ...], list[int]] = {}
         for k, price in sorted(prices.items()):
-            multiplier = None if price is None else price.multiplier
-            groups.setdefault((multiplier, self.algorithm.read.reads(self.algorithm.work, self.sizes[k])), []).append(k)
-        return [(clients, self._claims(now, clients[0], multiplier)) for (multiplier, _), clients in groups.items()]
+            kind = None if price is None else price.multiplier, self.sizes[k]
+            if kind not in found:
+                found[kind] = groups.setdefault(tuple(self._claims(now, k, kind[0])), [])
+            found[kind].append(k)
+        return [(clients, list(claims)) for claims, clients in groups.items()]
 
     def _claims(self, now: OpenRound, client: int, multiplier: float | None) -> list[Claim]:
         read, uplink, size = self.algorithm.read, self.algorithm.uplink, self.sizes[client]
@@ -339,9 +343,8 @@ class Accounts:
         return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
-        """Function (event, adversary) -> event that amplifies an event by client sampling: by hidden Poisson sampling
-        at the client's own rate, or as the cohort scheme defines it.
-        """
+        """Function (event, adversary) -> event: amplification by hidden Poisson sampling at the client's own rate, or
+        as the cohort scheme defines it."""
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population
         elif now.rates is None or not self.policy.hidden:

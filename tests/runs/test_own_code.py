@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import config, user_code
+from sordino.accounting.accountants import best
+from sordino.accounting.claims import Claim
+from sordino.accounting.events import Gaussian
 from sordino.algorithms.algorithm import KEEPS
 from sordino.algorithms.fedavg import FedAvg
 from sordino.planning.accounts import STATES, Accounts
@@ -28,7 +31,7 @@ from sordino.receipts.verify import examine, verify
 from sordino.report import run_facts, run_page
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.types import Bound, Grant
+from sordino.types import Bound, Grant, LocalWork, Reader
 from tests.laws import warm
 from tests.laws.cases import BY_NAME
 
@@ -164,6 +167,35 @@ def test_a_stage_that_states_its_own_bound_is_conditional_in_all_books(name: str
     assert mine.status == ("conditional" if stated else "proved")
     assert verify(tmp_path / "run") == []
     assert examine(tmp_path / "run", code=False).wrong == []
+
+
+class BySize(NoisyGradient):
+    """Its noise is in proportion to a client's number of examples, and so is what it states; no budget sizes it."""
+
+    def offer(self) -> None:  # type: ignore[override]
+        return None
+
+    def claims(self, work: LocalWork, size: int, multiplier: float | None) -> list[Claim]:
+        return Claim.to_everyone("example", "replace", Gaussian(size / 50), "proved", ())
+
+
+@dataclass(frozen=True)
+class Sized(FedAvg):
+    read: Reader = BySize(1.0)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_a_reader_states_of_one_size_is_said_of_no_other(hidden: bool) -> None:
+    noise = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "zero_out"}]}
+    central = {"uplink": noise, "cohort": {"name": "poisson", "rate": 0.5}}
+    own = {"algorithm": {"name": f"{HERE}:Sized", "batch_size": "full"}}
+    case = BY_NAME["gaussian_gdp"]
+    asked = own | (central if hidden else {"privacy": {}, "cohort": {"name": "everyone"}})
+    setup = simulated(case.experiment(rounds=1, **asked)).setup
+    sizes = setup.public.sizes
+    assert min(sizes) < sizes[0]
+    (row,) = (row for row in Planner(setup).guarantees if (row.unit, row.adversary) == ("example", "server"))
+    assert row.epsilon == best(Gaussian(min(sizes) / 50), row.delta, "replace").epsilon
 
 
 @pytest.mark.slow
