@@ -222,6 +222,20 @@ COUNTED_OR_NOT = [
         f"{COVERING}::test_what_the_noise_tables_lack_is_taken_out_of_delta",
     ),
     one(
+        "what a reader states of one client is said of all",
+        "planning/accounts.py",
+        "price.multiplier, self.sizes[k]\n",
+        "price.multiplier, 0\n",
+        "tests/runs/test_own_code.py::test_what_a_reader_states_of_one_size_is_said_of_no_other[False]",
+    ),
+    one(
+        "what a reader states of one client is said of all in a hidden cohort",
+        "planning/accounts.py",
+        "self._by_size if now.rates is None else",
+        "grouped(b'\\0' * self.population) if now.rates is None else",
+        "tests/runs/test_own_code.py::test_what_a_reader_states_of_one_size_is_said_of_no_other[True]",
+    ),
+    one(
         "what an adaptive schedule has spent is called proved",
         "planning/accounts.py",
         ", *self.plan.conditions(claim.unit)",
