@@ -38,6 +38,7 @@ def test_where_no_fork_computes_a_clean_process_does(
     assert not trainers._SEEN
 
 
+@pytest.mark.slow
 def test_an_error_in_a_clean_process_is_told_with_its_place(tmp_path: Path, used_an_accelerator: None) -> None:
     for of, code in (("fails", "own-code"), ("ends", "trainer-ended"), ("fails", "own-code")):
         with pytest.raises(SordinoError) as refused:

@@ -97,15 +97,16 @@ def test_budgets_below_the_conversion_buy_no_rate(granted: list[float], why: str
     assert (q > 0).all()
 
 
-@pytest.mark.parametrize("schedule", ["uniform", "linear_back", pytest.param("adaptive", marks=pytest.mark.slow)])
+@pytest.mark.one_fast
+@pytest.mark.parametrize("schedule", ["uniform", "linear_back", "adaptive"])
 @pytest.mark.parametrize(
     "algorithm",
     [
         {"name": "dp_sgd", "rate": 0.3},
         {"name": "gaussian_gdp"},
-        pytest.param({"name": "dp_scaffold", "local_steps": 3, "rate": 0.2}, marks=pytest.mark.slow),
-        pytest.param({"name": "pdp_prox", "mechanism": "local"}, marks=pytest.mark.slow),
-        pytest.param({"name": "laplace"}, marks=pytest.mark.slow),
+        {"name": "dp_scaffold", "local_steps": 3, "rate": 0.2},
+        {"name": "pdp_prox", "mechanism": "local"},
+        {"name": "laplace"},
     ],
     ids=lambda algorithm: algorithm["name"],
 )
@@ -131,6 +132,7 @@ def test_nobody_is_planned_to_lose_more_than_it_granted(algorithm: dict[str, Any
     assert found[2.0] < found[5.0] < found[8.0]  # and a larger budget buys something
 
 
+@pytest.mark.slow
 def test_other_rates_for_the_same_clients_are_another_currency() -> None:
     """Else two runs on one ledger count their rounds under one cap, though who had the small budget has the large one
     in the next, and loses more than it grants there."""

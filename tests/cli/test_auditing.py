@@ -13,6 +13,7 @@ from tests.helpers.command_line import spoken
 SOUND = ("gaussian_gdp", "multiplier=0.5", "privacy={delta=1e-5}", "--trials", 5000)
 
 
+@pytest.mark.slow
 def test_the_verb_prints_one_object(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     said = spoken(capsys, monkeypatch, "audit", *SOUND, "--json")
     found = json.loads(said.out)

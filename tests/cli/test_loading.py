@@ -140,6 +140,7 @@ main()
     assert told(program, tmp_path).split()[-1] == "True"
 
 
+@pytest.mark.slow
 def test_a_listing_loads_no_numpy(tmp_path: Path) -> None:
     program = """
 import sys

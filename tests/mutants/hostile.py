@@ -294,8 +294,8 @@ HOSTILE = [
     one(
         "claims of a group at its smallest rate",
         "planning/accounts.py",
-        "(clients, self._claims(now, clients[0], price.multiplier)) for clients in groups",
-        "(clients, self._claims(now, int(np.argmin(now.rates)), price.multiplier)) for clients in groups",
+        "tuple(self._claims(now, k, price.multiplier))",
+        "tuple(self._claims(now, int(np.argmin(now.rates)), price.multiplier))",
         f"{ABSENT}::test_a_client_is_told_its_own_rate_and_no_others",
     ),
     one(

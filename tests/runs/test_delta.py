@@ -118,6 +118,7 @@ def test_runs_on_a_shared_ledger_keep_their_delta_too(
         assert stated("twin").epsilon > 4.0
 
 
+@pytest.mark.slow
 def test_a_ledger_has_no_room_for_more_noise_than_its_runs_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ def test_a_new_secret_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: py
         private.write(tmp_path / "site.key", b"another", new=True)
 
 
+@pytest.mark.slow
 def test_who_could_not_pay_loses_nothing(shared: Path) -> None:
     """The second run finds nothing left: its clients abstain, and neither its receipt nor the ledger counts them."""
     made = experiment({"name": "gaussian_gdp"}, privacy={"epsilon": 8.0, "ledger": str(shared)}, rounds=2, cohort=ALL)

@@ -243,6 +243,7 @@ def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
     assert verify(tmp_path / "second") == []
 
 
+@pytest.mark.slow
 def test_a_run_whose_budget_is_spent_keeps_its_last_round(tmp_path: Path) -> None:
     """However rare checkpoints are, as when it is stopped: another run took a part of a ledger that both share."""
     privacy = {**HIDDEN["privacy"], "ledger": str(tmp_path / "shared.sqlite")}

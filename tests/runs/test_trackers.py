@@ -239,6 +239,7 @@ def real(name: str) -> None:
     pytest.importorskip(name, reason=f"{name} is not installed: pip install 'sordino[track]'")
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_it_back(tmp_path: Path) -> None:
     real("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -240,6 +240,7 @@ def test_a_state_folder_that_fails_on_the_way_is_told(
     assert verify(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_noise_that_no_budget_pays_for_is_not_drawn_again_either(tmp_path: Path) -> None:
     """Noise as published: its multiplier is no offer to a budget, and its rows are finite in a simulation."""
     run, copy, case = tmp_path / "run", tmp_path / "copy", BY_NAME["cdp_fl"]

@@ -269,6 +269,7 @@ def test_numbers_that_are_no_ciphertexts_are_refused() -> None:
     assert secret.open(ending_in(int.from_bytes(good.body[rest:], "big"))).tolist() == random_values(40).tolist()
 
 
+@pytest.mark.slow
 def test_a_public_key_alone_makes_what_the_secret_opens() -> None:
     secret = real(2048)
     public: PaillierPublic = read_public(secret.public.pack(), testing=True)

@@ -334,6 +334,7 @@ def test_messages_of_another_round_layout_or_length_are_refused() -> None:
     server.receive(advert)
 
 
+@pytest.mark.slow
 def test_bytes_that_were_played_with_raise_nothing_but_refusals() -> None:
     draw, vectors = Random(0), words(SIX, list(range(6)))
     play = Play(SIX, list(range(6))).share().upload(vectors).ask()

@@ -343,6 +343,7 @@ def test_a_certificate_of_another_name_is_refused(trial: Papers) -> None:
     assert refusal.value.code == "other-name"
 
 
+@pytest.mark.slow
 def test_a_site_goes_on_with_its_certificate_while_it_is_renewed(trial: Papers, tmp_path: Path) -> None:
     own = replace(trial.of("a"), chain=tmp_path / "a.pem")
     whole = trial.of("a").chain.read_bytes()

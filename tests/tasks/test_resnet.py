@@ -28,6 +28,7 @@ def tiny() -> nn.Sequential:
     return resnet18((3, 16, 16), 5, groups=4, width=8)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("classes", "size"), [(10, 11_173_962), (20, 11_179_092), (100, 11_220_132), (200, 11_271_432)]
 )

@@ -259,6 +259,7 @@ def test_its_steps_are_those_of_the_law() -> None:
         assert carried == pytest.approx((exact(k + 1) - exact(k + 0.7)) / (exact(k + 1) - exact(k)), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_an_audit_finds_half_of_the_noise() -> None:
     """The attack is chosen by the norm of the law, not by its name."""
     sound, short = (audit(experiment(name, 2.0, rounds=1), trials=2_000) for name in ("OfClients", "Halved"))

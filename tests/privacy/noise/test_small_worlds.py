@@ -184,7 +184,8 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("moved", ["one", pytest.param("many", marks=slow)])
+@slow
+@pytest.mark.parametrize("moved", ["one", "many"])
 def test_real_noise_loses_what_is_printed_for_it_with_what_its_tables_lack(moved: str) -> None:
     """Two numbers one sensitivity apart, in any place between two steps: all 100,000 outcomes, each with the chance
     that 117 random bits give it. Of delta 1e-5 nothing but a thousandth is left.
@@ -333,7 +334,8 @@ def test_noise_that_is_a_little_off_is_caught(monkeypatch: pytest.MonkeyPatch, t
     assert max(beyond(law, law.moved(1), event, allowed, TOTAL_VARIATION) for allowed in deltas) > 1
 
 
-@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=slow)])
+@slow
+@pytest.mark.parametrize("parties", [2, 3])
 def test_a_sum_of_shares_keeps_what_is_printed_with_all_of_them_and_not_with_one_less(parties: int) -> None:
     """The shares of those who must stay; of fewer it is the broken twin."""
     share = gaussian_law(4.0)  # the narrowest that is allowed

@@ -234,6 +234,7 @@ def test_shares_for_all_who_begin_are_caught() -> None:
     assert abs(found - 1) > 5 * ODD
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("stage", [Encrypted("bfv"), Aggregated(2)], ids=["inside", "after opening"])
 def test_noise_of_the_server_is_one_noise(stage: SecureStage) -> None:
     """Added to ciphertexts or to the opened sum: once."""
@@ -241,6 +242,7 @@ def test_noise_of_the_server_is_one_noise(stage: SecureStage) -> None:
     assert variance(sums, 3, 3, WORTH) == pytest.approx(1.0, abs=ODD)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("stage", [Encrypted("bfv"), Aggregated(2)], ids=["inside", "after opening"])
 def test_laplace_noise_for_coordinates_is_one_noise(stage: SecureStage) -> None:
     """Who holds a key opens a noised sum: the noise went in before. Variance 2 beta^2, whose sample deviates by sqrt(5
