@@ -236,6 +236,14 @@ COUNTED_OR_NOT = [
         "tests/runs/test_own_code.py::test_what_a_reader_states_of_one_size_is_said_of_no_other[True]",
     ),
     one(
+        "delta is held against numbers of examples that are secret",
+        "planning/prices.py",
+        'if unit != "client":',
+        "if False:",
+        "tests/privacy/test_unsafe_experiments.py"
+        "::test_an_unsafe_experiment_does_not_start[sizes secret, and delta of how many images]",
+    ),
+    one(
         "what an adaptive schedule has spent is called proved",
         "planning/accounts.py",
         ", *self.plan.conditions(claim.unit)",
