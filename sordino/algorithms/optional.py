@@ -59,6 +59,8 @@ class Home(Protocol):
 
 
 class OptionalSide:
+    """Base class of what a method may have beside `Algorithm`; its defaults hold for all other methods."""
+
     @classmethod
     def of(cls, algorithm: object) -> Self:
         """The algorithm itself if it has this mixin, else an instance with the mixin's defaults."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Attacker(StrEnum):
+    """Adversary of a guarantee whose attacks are run."""
+
     server = "server"
     participants = "participants"
     public = "public"

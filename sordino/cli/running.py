@@ -279,6 +279,8 @@ class Net(nn.Module):
 
 
 class Format(StrEnum):
+    """Format in which a comparison is printed."""
+
     text = "text"
     csv = "csv"
     latex = "latex"

@@ -235,6 +235,8 @@ def can_be_even(totals: Array, holds: Array) -> bool:
 
 
 class _Filling:
+    """Lists of classes, one for each client, from which numbers of examples are filled up."""
+
     def __init__(self, totals: Array, holds: Array, rng: Generator) -> None:
         classes = holds.shape[1]
         self._rng, self._shape = rng, holds.shape

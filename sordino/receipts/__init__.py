@@ -139,6 +139,8 @@ class Spending(Receipt):
 
 
 class OfRun(Fact):
+    """Number of releases that a ledger holds of one run."""
+
     run: str
     releases: int
 

@@ -66,6 +66,8 @@ class ClassPictures(Fact):
 
 
 class Gallery(Fact):
+    """Pictures of candidate images, class by class."""
+
     rows: tuple[ClassPictures, ...]
     classes: int
     each: int
@@ -73,6 +75,8 @@ class Gallery(Fact):
 
 
 class Preparation(Fact):
+    """Facts about a preparation: its candidate images and what became of them, its messages and its cost."""
+
     label: str  # remark to stand beside every result
     source: str  # of candidates
     simulated: bool

@@ -43,6 +43,8 @@ PATIENCE = 5.0  # seconds: work that took longer is not timed a second time
 
 
 class PerMessage(Fact):
+    """Bytes of one message to a client, and of its answer."""
+
     down: int
     up: int
 

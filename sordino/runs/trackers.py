@@ -186,6 +186,8 @@ def _open(name: str) -> Tracker:
 
 @dataclass
 class _Follower:
+    """Tracker of a run, which is left out for the rest of the run once it fails."""
+
     name: str
     tracker: Tracker
     started: bool = False

@@ -282,6 +282,8 @@ class Recipe:
 
 
 class Broadcast(NamedTuple):
+    """Model that is sent to every client of a round."""
+
     x: Params
 
 

@@ -175,6 +175,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenAIChat:
+    """Prompts written by a language model behind an API of the kind of OpenAI's."""
+
     base_url: str  # including /v1
     model: str
     key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; a local server may need none

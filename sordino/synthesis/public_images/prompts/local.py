@@ -19,6 +19,8 @@ FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 @dataclass(frozen=True)
 class Transformers:
+    """Prompts written by a language model on this machine."""
+
     model: str  # a folder, or a hub id
     revision: str | None = None  # of a hub id
     per_call: Annotated[int, COUNT] = 50

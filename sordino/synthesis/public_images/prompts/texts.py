@@ -95,6 +95,8 @@ def kept(wanted: ImageNeeds, depends: dict[str, object], make: Callable[[], Prom
 
 @dataclass(frozen=True)
 class Template:
+    """Prompts drawn from a grammar, without a language model."""
+
     def prompts(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         word = spoken(name).casefold()
         parts = (STYLES, LOOKS, SYNONYMS.get(word, (word,)), POSES, PLACES, LIGHTS, VIEWS)
