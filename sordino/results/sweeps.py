@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sordino.accounting.claims import ADVERSARIES, Status, Subject
-from sordino.accounting.composition import of_a_run, read_notes
+from sordino.accounting.claims import ADVERSARIES, Status, Subject, standing
+from sordino.accounting.composition import of_a_run, read_notes, simulated
 from sordino.accounting.facts import Epsilon, delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, statement
 from sordino.accounting.words import merged, rounded_up, subject
@@ -82,6 +82,7 @@ class Composed(Subject):
     """Upper bound on the privacy loss by all configurations together, for one unit against one adversary."""
 
     status: Status
+    simulated: bool  # may the noise of any of them be drawn again from a seed?
     delta: float
     epsilon: Epsilon  # one seed of each configuration: what a search on real data would be
     every_seed: Epsilon  # all that was run here
@@ -105,13 +106,17 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
     """
     once = [_united(seed, delta) for seed in seeds]
     shared = [_united(seed, delta / len(seeds)) for seed in seeds] if len(seeds) > 1 else once
-    found = []
+    found, repeatable = [], any(simulated(notes.texts) for seed in seeds for notes in seed)
     for key, row in once[0].items():
         if all(key in rows for rows in once):
             epsilon = max(rows[key].epsilon for rows in once)
             total = sum(rows[key].epsilon for rows in shared)
             whole = max(delta, *(rows[key].delta for rows in once), sum(rows[key].delta for rows in shared))
-            found.append(Composed(**dict(key), status=row.status, delta=whole, epsilon=epsilon, every_seed=total))
+            found.append(
+                Composed(
+                    **dict(key), status=row.status, simulated=repeatable, delta=whole, epsilon=epsilon, every_seed=total
+                )
+            )
     return found
 
 
@@ -155,8 +160,8 @@ def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) 
     for row, by in merged(finite):
         text = (
             f"Charged as a whole, all {methods} together cost at most epsilon {rounded_up(row.epsilon):g} at delta "
-            f"{delta_text(row.delta)} about one {row.unit}, against {subject(by)} ({row.neighbours}; one seed "
-            "each, composed by the ledger's accountants)"
+            f"{delta_text(row.delta)} about one {row.unit}, against {subject(by)} ({row.neighbours}; "
+            f"{standing(row.status, row.simulated)}; one seed each, composed by the ledger's accountants)"
         )
         if seeds > 1:
             text += f"; with the {seeds} seeds of each that were run here, epsilon {epsilon_text(row.every_seed)}"

@@ -74,6 +74,16 @@ def test_at_most_is_never_rounded_down() -> None:
     assert row.epsilon <= printed <= row.epsilon * (1 + 1e-5)
 
 
+def test_one_seed_makes_all_of_it_a_simulation() -> None:
+    """Beside the epsilon stands its status; noise that may be drawn again in any of them protects nobody in their sum."""
+    claims = Claim.to_everyone("example", "replace", Gaussian(2.0), "proved", ())
+    real, seeded = (Notes([note([("*", claims)], noise)], 3) for noise in ("system", "counter"))
+    for tried, status in (([real, real], "proved"), ([real, seeded], "proved (simulation)")):
+        (row, *_) = composed([tried], 1e-5)
+        (said,) = [line for line in choosing([row], 2, 1, sweep=True) if "at most epsilon" in line]
+        assert f"(replace; {status}; one seed each" in said
+
+
 def test_one_open_release_opens_the_whole_search() -> None:
     (row, *_) = composed([[ledger(Gaussian(2.0), 1), ledger(NonPrivate("raw"), 1)]], 1e-5)
     assert row.to_json()["epsilon"] == "inf"
