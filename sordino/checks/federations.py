@@ -15,7 +15,6 @@ import torch
 
 from sordino import config, tree
 from sordino.accounting.events import Json
-from sordino.accounting.facts import epsilon_text
 from sordino.checks.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, differences, require, trace
 from sordino.engine import checkpoint
 from sordino.engine.executor import Answers, Clients
@@ -140,11 +139,7 @@ def receipt(trial: Trial) -> None:
 
 
 def _finite(folder: Path) -> list[str]:
-    return [
-        f"epsilon {epsilon_text(row.epsilon)} for one {row.unit}, against {row.adversary}"
-        for row in RunFolder(folder).receipt().guarantees
-        if row.finite
-    ]
+    return [row.in_short for row in RunFolder(folder).receipt().guarantees if row.finite]
 
 
 def learns(trial: Trial) -> None:

@@ -100,7 +100,7 @@ def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
             if printed is None
             else f"holds; the published {epsilon_text(printed)} proves nothing"
         )
-        found = [(f"ε per {best.unit}, against {best.by}", epsilon_text(best.epsilon), small)]
+        found = [(f"ε per {best.unit} ({best.neighbours}), against {best.by}", epsilon_text(best.epsilon), small)]
     last = last_scored(facts.metrics)
     if last is not None and last.headline is not None:
         judged, value = last.headline

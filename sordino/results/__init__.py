@@ -87,8 +87,8 @@ class Result:
 
     @property
     def promise(self) -> str:
-        """The strongest guarantee in a line: epsilon, unit, adversary, delta and status; one of a simulation is marked
-        so.
+        """The strongest guarantee in a line: epsilon, unit, neighbours, adversary, delta and status, marked where it is
+        of a simulation.
         """
         if not self._run.receipt_file.exists():
             return "no receipt yet: the run is not finished"

@@ -123,12 +123,13 @@ def promised(receipt: Receipt) -> str:
 
 
 def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
-    """The strongest guarantee as one line: epsilon, unit, adversary, delta and status."""
+    """The strongest guarantee as one line: epsilon, unit, neighbours, adversary, delta and status."""
     row = strongest(rows)
     if row is None:
         printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)
         return "nothing promised" + ("" if printed is None else f"; nominal {printed:.3g} proves nothing")
-    text = f"ε {epsilon_text(row.epsilon)} per {row.unit}, against {row.adversary}, δ {delta_text(row.delta)}, "
+    subject = f"per {row.unit} ({row.neighbours}), against {row.adversary}"
+    text = f"ε {epsilon_text(row.epsilon)} {subject}, δ {delta_text(row.delta)}, "
     if row.nominal_epsilon is not None:
         return text + f"{standing('holds', simulated)}; nominal {row.nominal_epsilon:.3g} proves nothing"
     return text + standing(row.status, simulated)

@@ -112,7 +112,9 @@ def _cards(run: WatchedRun, now: RunMoment) -> Html:
         else:
             price = f"{standing(row.status, now.spending.simulated)}, {_after(now.spending)}"
             by = next(by for one, by in merged(now.spending.guarantees) if one.subject == row.subject)
-            found.append((f"ε per {row.unit}, against {subject(by)}", epsilon_text(row.epsilon), price))
+            found.append(
+                (f"ε per {row.unit} ({row.neighbours}), against {subject(by)}", epsilon_text(row.epsilon), price)
+            )
     if now.rows and all(row.bytes_up is not None for row in now.rows):
         down, up = sum(row.bytes_down or 0 for row in now.rows), sum(row.bytes_up or 0 for row in now.rows)
         found.append(("sent down", bytes_text(down), f"{bytes_text(up)} up"))
