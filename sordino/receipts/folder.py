@@ -29,6 +29,7 @@ F = TypeVar("F", bound=Fact)
 AboutRun = TypeVar("AboutRun", bound=LeftInRun)
 FROM_A_COPY = "put the file back from a copy, or start the run again in another folder"
 _CHECKPOINT = re.compile(r"round-[0-9]{6,}\.ckpt")
+NO_RECEIPT = "no-receipt"
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
 
@@ -158,18 +159,27 @@ class RunFolder:
         return text_of(self.log_file, FROM_A_COPY).splitlines() if self.log_file.exists() else []
 
     def receipt(self, sealed: bool = True) -> Receipt:
-        """Receipt of the run. `sealed`: refuse it where the run's ledger exists and has sealed another one."""
-        run = quote(str(self.path))
-        fix = f"`sordino privacy spent {run}` says what it spent; `sordino resume {run}` ends it and writes it again"
+        """Receipt of the run. `sealed`: refuse it where the run's ledger exists and has sealed another one, or knows of
+        rounds since."""
         if not self.receipt_file.exists():
-            why = "it is written when a run ends"
-            raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")
+            raise no_receipt_yet(self.path, "it is written when a run ends")
+        fix = ends_it(self.path)
         found = parsed(self.receipt_file, text_of(self.receipt_file, fix), Receipt, fix)
         if sealed:
             from sordino.receipts.seal import check_sealed  # which knows the files that are named here
 
             check_sealed(self)
         return found
+
+    @property
+    def newest_receipt(self) -> Receipt | None:
+        """Receipt of all that the run has released until now; None where there is none yet."""
+        try:
+            return self.receipt()
+        except RunError as error:
+            if error.code != NO_RECEIPT:
+                raise
+            return None
 
     # whether it is one, and whose -------------------------------------------------------------------------------------
 
@@ -253,13 +263,23 @@ def absolute_folder(folder: str | Path) -> Path:
     return place
 
 
+def ends_it(folder: Path) -> str:
+    run = quote(str(folder))
+    return f"`sordino privacy spent {run}` says what it spent; `sordino resume {run}` ends it and writes it again"
+
+
+def no_receipt_yet(folder: Path, why: str) -> RunError:
+    """The error for a run whose receipt is still to be written."""
+    return RunError(f"{folder} has no receipt yet", why=why, fix=ends_it(folder), code=NO_RECEIPT)
+
+
 def no_receipt(folder: Path, error: Exception) -> RunError:
     """The error for a receipt that is missing, or that cannot be read."""
     return RunError(
         f"{folder} has no readable receipt",
         why=getattr(error, "strerror", None) or str(error),
         fix="finish or resume the run first" if folder.is_dir() else "give the folder of a run",
-        code="no-receipt",
+        code=NO_RECEIPT,
     )
 
 

@@ -75,9 +75,7 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
     rows = stated(notes, setup.public, experiment.privacy.delta, environment, check)
     simulated_ = simulated(notes) if notes else not federation.policy.real
     budget = _budget(setup, federation)
-    assumptions = [TUNING, *_scored(environment), *setup.public.assumed]
-    if noised(notes) or (budget is not None and not notes):  # else there is nothing to say of noise and clips
-        assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, *assumptions[1:]]
+    assumptions = assumed(notes, setup.public, environment, simulated_, budget is not None)
     if setup.whole.budget is not None and setup.whole.budget.personal is not None:
         assumptions.append(BUDGETS)
     if setup.ways and not environment.site:
@@ -97,6 +95,16 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
         assumptions=tuple(assumptions),
         ledger_head=ledger.head(),
     )
+
+
+def assumed(
+    notes: Sequence[str], public: PublicNumbers, environment: Environment, simulated_: bool, budgeted: bool = False
+) -> list[str]:
+    """Assumptions that follow from the files of a run, without its code. `budgeted`: noise is planned, and may still be
+    to come."""
+    about_noise = noised(notes) or (budgeted and not notes)  # else there is nothing to say of noise and clips
+    drawn = [SIMULATED if simulated_ else ON_GRID] * about_noise
+    return [*drawn, TUNING, *[ARITHMETIC] * about_noise, *_scored(environment), *public.assumed]
 
 
 def _scored(environment: Environment) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from sordino.errors import LedgerError, RunError
 from sordino.ledger import storage
 from sordino.ledger.ledger import Ledger
 from sordino.receipts import Receipt
-from sordino.receipts.folder import RunFolder
+from sordino.receipts.folder import RunFolder, no_receipt_yet
 
 _ANY = RunFolder(Path())
 PAGE = _ANY.page_file.name
@@ -89,14 +89,23 @@ def digest(receipt: Json) -> bytes:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
+LATER = "SELECT 1 FROM record WHERE sequence > ? AND instr(body, ?) AND (instr(body, ?) OR instr(body, ?)) LIMIT 1"
+
+
 def check_sealed(run: RunFolder) -> None:
-    """Refuse a receipt that its ledger, where that exists, has not sealed."""
+    """Refuse a receipt that its ledger, where that exists, has not sealed; and that of an earlier stop, if the run has
+    gone on since.
+    """
     folder, ledger = run.path, run.ledger
     if not ledger.exists():
         return
     with storage.refusals(), closing(storage.read_database(ledger)) as copy:
-        said = f'"digest":"{digest(claimed(folder)).hex()}"'.encode()
-        if copy.execute("SELECT 1 FROM record WHERE instr(body, ?) LIMIT 1", (said,)).fetchone():
+        told = claimed(folder)
+        said, run_of = f'"digest":"{digest(told).hex()}"'.encode(), f'"op":"{told.get("run")}'.encode()
+        if sealed := copy.execute("SELECT sequence FROM record WHERE instr(body, ?) LIMIT 1", (said,)).fetchone():
+            later = (*sealed, b'"kind":"reserved"', run_of + b"/", run_of + b".")
+            if copy.execute(LATER, later).fetchone():
+                raise no_receipt_yet(folder, "the one that lies there is of an earlier stop: the run has gone on since")
             return
     raise LedgerError(
         f"the receipt of {folder} does not hold",

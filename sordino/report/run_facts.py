@@ -100,8 +100,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     and no data are read; for its `evaluator` also scores and counts of rows.
     """
     run = RunFolder(folder)
-    if run.receipt_file.exists():
-        run.receipt()  # a page beside one that does not hold would be taken for its proof
+    _ = run.newest_receipt  # refuses one that does not hold: a page beside it would be taken for its proof
     setup, federation = opened(folder)
     try:
         entries = federation.entries()

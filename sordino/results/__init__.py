@@ -90,9 +90,8 @@ class Result:
         """The strongest guarantee in a line: epsilon, unit, neighbours, adversary, delta and status, marked where it is
         of a simulation.
         """
-        if not self._run.receipt_file.exists():
-            return "no receipt yet: the run is not finished"
-        return promised(self.receipt)
+        found = self._run.newest_receipt
+        return "no receipt yet: the run is not finished" if found is None else promised(found)
 
     @property
     def model(self) -> dict[str, Tensor]:

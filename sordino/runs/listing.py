@@ -34,7 +34,7 @@ class Listed(NamedTuple):
     accuracy: float | None = None  # of the last round that was scored
     loss: float | None = None
     score: str = ""  # what it is judged by, in words
-    simulated: bool | None = None  # where there is a receipt
+    simulated: bool | None = None  # None: it cannot be read
     promise: str = ""  # the strongest finite row, with its subject; of a run that cannot be read, why
     guarantee: Guarantee | None = None  # that row
     data: str = ""  # where its rows come from
@@ -73,7 +73,8 @@ def listed(place: Path) -> list[Listed]:
 
 def adding_up(found: Sequence[Listed]) -> list[str]:
     """Warnings about runs on the same data, whose privacy costs add up."""
-    real = Counter(one.data for one in found if one.data and one.simulated is False and one.guarantee is not None)
+    # one without a receipt has spent, too: it goes on, or was killed
+    real = Counter(one.data for one in found if one.simulated is False and (one.guarantee or not one.promise))
     return [
         f"{count} runs with real noise read the same data ({data}): what they cost adds up, and no row shows the sum. "
         "One ledger for all (privacy.ledger) keeps count."
@@ -94,7 +95,7 @@ def _one(folder: Path, name: str) -> Listed:
     try:
         mine.check()
         experiment, rows = mine.experiment, mine.metrics()
-        receipt = mine.receipt() if mine.receipt_file.exists() else None
+        receipt = mine.newest_receipt
     except SordinoError as error:
         return Listed(name, promise=f"{error.what}: {error.why}")
     except PermissionError as error:
@@ -111,7 +112,7 @@ def _one(folder: Path, name: str) -> Listed:
         None if last is None else last.accuracy,
         None if last is None else last.loss,
         "" if last is None else last.in_words,
-        None if receipt is None else receipt.simulated,
+        not experiment.privacy.real if receipt is None else receipt.simulated,
         "" if receipt is None else promised(receipt),
         None if receipt is None else strongest(receipt.guarantees),
         " ".join((source, *map(os.path.realpath, places))),  # one file has one name, however it is spelled
@@ -190,9 +191,7 @@ def look(run: RunFolder) -> RunStatus:
     alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
     planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
     happened = events(run)
-    receipt = run.receipt(sealed=not alive) if run.receipt_file.exists() else None
-    if receipt is not None and receipt.rounds < len(rows):
-        receipt = None  # of an earlier stop; the run has gone on since
+    receipt = None if alive else run.newest_receipt
     last = last_scored(rows)
     return RunStatus(
         state(run, alive, rows, happened, receipt),
@@ -201,7 +200,7 @@ def look(run: RunFolder) -> RunStatus:
         Scores() if last is None else last.judged,
         sum(row.bytes for row in rows),
         file.stat().st_mtime if file.exists() else 0.0,
-        promised(receipt) if receipt is not None and not alive else "",
+        "" if receipt is None else promised(receipt),
         sites(happened, alive),
     )
 

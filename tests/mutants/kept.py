@@ -169,7 +169,7 @@ KEPT = [
         "an edited receipt is shown",
         "receipts/seal.py",
         "(said,)).fetchone():",
-        "(said,)).fetchone() or True:",
+        "(said,)).fetchone() or (0,):",
         f"{DAMAGED}[privacy.json-smaller-show-5-its ledger has sealed another one]",
     ),
     one(

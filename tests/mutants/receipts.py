@@ -51,6 +51,27 @@ RECEIPTS = [
         "tests/privacy/test_absent.py::test_a_secret_size_does_not_decide_how_the_uploads_of_others_are_rounded",
     ),
     one(
+        "a receipt of an earlier stop is shown as the run's",
+        "receipts/seal.py",
+        "if copy.execute(LATER, later).fetchone():",
+        "if False:",
+        f"{VERIFY}::test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line",
+    ),
+    one(
+        "without the author's code a simulation may call itself real",
+        "receipts/verify.py",
+        'WITHOUT_CODE: tuple[str, ...] = ("run", "simulated", ',
+        'WITHOUT_CODE: tuple[str, ...] = ("run", ',
+        f"{VERIFY}::test_without_the_authors_code_what_the_files_tell_is_held_against_the_receipt",
+    ),
+    one(
+        "a list adds up only runs that have a receipt",
+        "runs/listing.py",
+        "(one.guarantee or not one.promise)",
+        "one.guarantee",
+        "tests/cli/test_dead_ends.py::test_one_file_under_two_names_adds_up",
+    ),
+    one(
         "a list takes two spellings of a file for two files",
         "runs/listing.py",
         "map(os.path.realpath, places)",

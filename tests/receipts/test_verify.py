@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sordino
 from sordino import config
 from sordino.accounting import accountants, composition
 from sordino.accounting.accountants import LIMITS
 from sordino.accounting.composition import parsed
 from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.algorithms.fedavg import FedAvg
+from sordino.errors import RunError
 from sordino.ledger import storage
 from sordino.planning.accounts import Accounts
+from sordino.receipts import seal
 from sordino.receipts import verify as verification
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import _of_all, bind_page, opened, receipt, write_receipt
@@ -205,8 +211,51 @@ def test_a_receipt_does_not_hold_where_what_is_called_exact_is_not(
     assert all(f"{limit} gives" in line for line in wrong)
 
 
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """An author's algorithm, whose code a verifier does not run."""
+
+
+OWN = {"name": f"{__name__}:Mine", "lr": 0.5, "local_steps": 1, "batch_size": "full"}
+
+
+def resealed(folder: Path, **lies: object) -> Path:
+    """A receipt that says something else, sealed by whoever has its ledger."""
+    told = seal.claimed(folder) | lies
+    with opened(folder, reading=False)[1].ledger as ledger:
+        ledger.seal(seal.digest(told))
+        told["ledger_head"] = ledger.head()
+    RunFolder(folder).receipt_file.write_text(json.dumps(told))
+    return folder
+
+
+def test_without_the_authors_code_what_the_files_tell_is_held_against_the_receipt(tmp_path: Path) -> None:
+    """A simulation stays one. As it was, nothing but the epsilons was looked at."""
+    made = CASE.experiment(algorithm=OWN, read={"name": "noisy_gradient", "clip": 1.0})
+    run = start(made, tmp_path / "run").folder
+    assert examine(run).wrong == []
+    lies = {"simulated": False, "clients": 1000, "rounds": 99, "assumptions": []}
+    for name, value in lies.items():
+        forged = resealed(shutil.copytree(run, tmp_path / name), **{name: value})
+        wrong = examine(forged).wrong
+        assert wrong
+        assert all(line.startswith(name) for line in wrong)
+
+
+def test_a_number_that_an_authors_code_prints_is_not_looked_at_without_it(tmp_path: Path) -> None:
+    """As it was, such an honest receipt did not hold."""
+    made = CASE.experiment(algorithm=OWN, privacy={}, uplink={"client": [{"name": "update_level"}]})
+    run = start(made, tmp_path / "run").folder
+    assert any(row.nominal_epsilon for row in RunFolder(run).receipt().guarantees)
+    found = examine(run)
+    assert found.wrong == []
+    assert "numbers that are only printed" in found.unseen[0]
+    assert examine(run, code=True).wrong == []
+
+
 def test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line(tmp_path: Path) -> None:
-    """Stopped, gone on and killed: nothing is wrong, and the receipt of the stop is not that of the ledger."""
+    """Stopped, gone on and killed: nothing is wrong, and the receipt of the stop is not that of the ledger: nobody
+    prints its epsilon."""
 
     def stop(step: Progress) -> None:
         if step.round == 2:
@@ -214,8 +263,14 @@ def test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line(tmp_path: Pa
 
     assert start(BY_NAME["gaussian_gdp"].experiment(rounds=5), tmp_path / "run", stop).interrupted
     assert verify(tmp_path / "run") == []
+    assert "ε" in listing.listed(tmp_path)[0].promise
     with killed_at("published", 3):
         resume(tmp_path / "run")
+    assert listing.listed(tmp_path)[0].promise == listing.look(RunFolder(tmp_path / "run")).promise == ""
+    assert sordino.open_run(tmp_path / "run").promise.startswith("no receipt yet")
+    with pytest.raises(RunError, match="has gone on since"):
+        RunFolder(tmp_path / "run").receipt()
+    assert not bind_page(tmp_path / "run")  # a page of what was spent since belongs to no receipt of the stop
     (line,) = verify(tmp_path / "run")
     assert line.startswith("the run goes on: this receipt is of round 2, and the ledger knows 4 rounds")
     claimed = json.loads((tmp_path / "run" / "privacy.json").read_text())

@@ -181,10 +181,7 @@ class WatchedRun:
     def _seen(self, alive: bool, spending: Spending | None) -> RunMoment:
         run = self.run
         all_rows, all_events = run.public_metrics(), (events if self.sees_all else public_events)(run)
-        receipt = None
-        if not alive and run.receipt_file.exists():
-            receipt = run.receipt()
-            receipt = None if receipt.rounds < len(all_rows) else receipt
+        receipt = None if alive else run.newest_receipt
         rows = run.metrics() if self.sees_all else all_rows
         if self.hides and self.of_site:
             rows = []  # it has a row for each round that it was drawn for
