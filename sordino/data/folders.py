@@ -7,7 +7,7 @@ traffic, a test set whose labels are withheld), a stratified part of the trainin
 numbered in the order of their names.
 
 Declared classes do not depend on images: they are numbered as declared, a folder of another name is refused, a class
-may have no images, and names of images alone decide which are held back.
+may have no images, and names of images alone, of which no two are alike, decide their order and which are held back.
 """
 
 from __future__ import annotations
@@ -202,8 +202,19 @@ def _listed(
         files += [found[row] for row in drawn]
         labels += [label] * len(drawn)
     listed = LabelledFiles(tuple(files), np.array(labels, np.int64))
-    order = sorted(range(len(files)), key=lambda row: (files[row].name, labels[row]))
-    return listed.at(np.array(order, np.int64)) if by_name else listed
+    if not by_name:
+        return listed
+    order = sorted(range(len(files)), key=lambda row: files[row].name)
+    for one, next_ in itertools.pairwise(files[row] for row in order):
+        if one.name == next_.name:
+            raise DataError(
+                f"{one} and {next_} have the same name",
+                why="with declared classes the name of an image decides its place among all images; which of two comes "
+                "first would follow from their labels, so one changed label would move the other image, too",
+                fix="give every image a name of its own",
+                code="image-name-twice",
+            )
+    return listed.at(np.array(order, np.int64))
 
 
 def _is_image(file: Path) -> bool:

@@ -200,6 +200,15 @@ def test_a_declared_class_without_images_moves_nobody(tmp_path: Path) -> None:
     assert len(held[0]) == len(held[1]) + 1
 
 
+def test_a_changed_label_moves_no_image_of_the_same_name(tmp_path: Path) -> None:
+    """As it was, of two images called 04.png that of the first class came first: another label moved the other one."""
+    folder = animals(tmp_path / "animals")
+    shutil.copy(folder / "cat" / "04.png", folder / "dog" / "04.png")
+    with pytest.raises(DataError) as refused:
+        folders.load(folder, side=4, at_least=1, classes=DECLARED["classes"], colours=False)
+    assert (refused.value.code, "04.png" in refused.value.what) == ("image-name-twice", True)
+
+
 # what is announced ----------------------------------------------------------------------------------------------------
 class Telling(Announced):
     """An announcement as it was: with what inputs are scaled by."""

@@ -41,9 +41,16 @@ SECRET_ROWS = [
     one(
         "a place among all images that the label decides",
         "data/folders.py",
-        "return listed.at(np.array(order, np.int64)) if by_name else listed",
-        "return listed",
+        "order = sorted(range(len(files)), key=lambda row: files[row].name)",
+        "order = range(len(files))",
         f"{SECRETS}::test_one_image_changes_no_model_of_declared_classes",
+    ),
+    one(
+        "a place among images of one name that the label decides",
+        "data/folders.py",
+        "if one.name == next_.name:",
+        "if one == next_:",
+        f"{SECRETS}::test_a_changed_label_moves_no_image_of_the_same_name",
     ),
     one(
         "a site announces whatever it has learned",
