@@ -61,7 +61,7 @@ class AgreedClient(Fact, extra="forbid"):
     site: Name
     examples: int = Field(ge=1, le=MOST)
     tested: int = Field(default=0, ge=0, le=MOST)
-    commitment: str = ""
+    commitment: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class SitesAgreement(Fact, extra="forbid"):

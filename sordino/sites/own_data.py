@@ -91,7 +91,7 @@ class OwnData:
             ("examples to train on", mine.clients[0].examples, theirs.examples),
             ("examples to be tested on", mine.clients[0].tested, theirs.tested),
             *((name, value, getattr(agreed.data, name)) for name, value in mine.data),
-            ("data", mine.clients[0].commitment, theirs.commitment or mine.clients[0].commitment),
+            ("data", mine.clients[0].commitment, theirs.commitment),
         ]
         for what, here, there in pairs:
             if here != there:

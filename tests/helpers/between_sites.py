@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -62,7 +63,13 @@ class Federated:
         population = self.simulation.population
         tested = population.shares[1]
         clients = tuple(
-            AgreedClient(name=f"c{k}", site=f"site-{k // self.per_site}", examples=n, tested=len(tested[k]))
+            AgreedClient(
+                name=f"c{k}",
+                site=f"site-{k // self.per_site}",
+                examples=n,
+                tested=len(tested[k]),
+                commitment=hashlib.sha256(f"data of c{k}".encode()).hexdigest(),
+            )
             for k, n in enumerate(population.sizes)
         )
         self.agreed = SitesAgreement(format=1, data=Announced(**population.public.about), clients=clients)

@@ -279,13 +279,17 @@ def test_an_agreement_has_no_place_for_statistics() -> None:
 
 
 def test_an_announcement_of_old_is_no_agreement(tmp_path: Path) -> None:
-    """One that holds a mean, as they were written before, is refused by whoever is to agree on it."""
+    """One that holds a mean, as they were written before, is refused by whoever is to agree on it; and one without the
+    digest by which a site knows its own rows again, from which a server could have struck it out.
+    """
     path = animals(tmp_path / "animals")
     text = announced(of_animals(path, **DECLARED), path).toml()
     assert agreed.read_toml(text).clients[0].name == "hospital-a"
-    with pytest.raises(ConfigError) as refused:
-        agreed.read_toml(text.replace("[data]", "[data]\nmean = [0.13]\nstd = [0.3]"))
-    assert refused.value.code == "bad-agreement"
+    (digest,) = (line for line in text.splitlines(keepends=True) if line.startswith("commitment"))
+    for old, new in (("[data]", "[data]\nmean = [0.13]\nstd = [0.3]"), (digest, ""), (digest, 'commitment = ""\n')):
+        with pytest.raises(ConfigError) as refused:
+            agreed.read_toml(text.replace(old, new))
+        assert refused.value.code == "bad-agreement"
 
 
 def test_sites_agree_where_one_has_no_image_of_a_class(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ SECRET_ROWS = [
         f"{SECRETS}::test_a_changed_label_moves_no_image_of_the_same_name",
     ),
     one(
+        "an agreement need not say by which digest a site knows its rows",
+        "sites/agreement_file.py",
+        'commitment: str = Field(pattern="^[0-9a-f]{64}$")',
+        'commitment: str = ""',
+        f"{SECRETS}::test_an_announcement_of_old_is_no_agreement",
+    ),
+    one(
         "a site announces whatever it has learned",
         "sites/own_data.py",
         "        check_announced(held.experiment.data, held.disclosures.learned_from_rows)",
