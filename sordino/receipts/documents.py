@@ -134,9 +134,9 @@ def _record(found: Evidence, best: Guarantee) -> Json:
 def _number_of_units(found: Evidence, best: Guarantee) -> Json:
     """Number of privacy units, where it is public: the sizes of clients may be secret, and so may the number of rows
     that belong to one person."""
-    many = {"client": len(found.public.sizes)}
+    many = {"client": len(found.own)}
     if found.experiment.privacy.public_sizes:
-        many["example"] = sum(found.public.sizes)
+        many["example"] = sum(found.own)
     return {"number_of_privacy_units": many[best.unit]} if best.unit in many else {}
 
 
@@ -300,6 +300,12 @@ class Evidence(NamedTuple):
         return "text" if self.experiment.model["name"] in ("text", "transformer") else self.public.kind
 
     @property
+    def own(self) -> list[int]:
+        """Sizes of the clients that the receipt is about: all of them, or those of one site."""
+        among = self.environment.clients
+        return [size for k, size in enumerate(self.public.sizes) if among is None or k in among]
+
+    @property
     def examples(self) -> str:
         """Number of examples in words, where it is public."""
         return f"{sum(self.public.sizes):,}" if self.experiment.privacy.public_sizes else "an undisclosed number of"
@@ -308,6 +314,7 @@ class Evidence(NamedTuple):
     def setting(self) -> str:
         """Algorithm, data, rounds and model of the run, in a sentence."""
         of = f"{len(self.public.sizes)} clients with {self.examples} examples"
+        of += f" (this receipt is about {len(self.own)} of them)" * (len(self.own) < len(self.public.sizes))
         kind = {"image": "images", "text": "texts", "table": "rows of a table"}[self.kind]
         cohort = self.experiment.cohort.get("name", "all")
         return (

@@ -51,6 +51,13 @@ RECEIPTS = [
         "tests/privacy/test_absent.py::test_a_secret_size_does_not_decide_how_the_uploads_of_others_are_rounded",
     ),
     one(
+        "a document of a site counts the units of all sites",
+        "receipts/documents.py",
+        "if among is None or k in among]",
+        "]",
+        "tests/receipts/test_registry.py::test_a_record_of_a_site_counts_its_own_units_alone",
+    ),
+    one(
         "a receipt of an earlier stop is shown as the run's",
         "receipts/seal.py",
         "if copy.execute(LATER, later).fetchone():",

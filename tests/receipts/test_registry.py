@@ -17,7 +17,10 @@ import yaml
 from jsonschema import Draft7Validator
 
 import sordino
+from sordino.planning import PublicNumbers
 from sordino.receipts.documents import gather, record
+from tests.helpers.planned_receipts import planned
+from tests.laws.cases import BY_NAME
 
 TINY = ("rounds=2", "partition.clients=3", "model=logistic", "evaluation.final=1", "algorithm.local_steps=1")
 NAME = "deployment.yaml"  # of the file that is written by default
@@ -166,6 +169,17 @@ RUNS = {
 def made(words: tuple[str, ...], folder: Path) -> str:
     sordino.run(None, *TINY, *words, out=folder)
     return record(gather(folder, None, code=False, anyway=False))
+
+
+def test_a_record_of_a_site_counts_its_own_units_alone(tmp_path: Path) -> None:
+    """As it was, an epsilon that one hospital's ledger shows was registered for the patients of all."""
+    made_by, told = BY_NAME["gaussian_gdp"].experiment(), dict[tuple[int, ...] | None, str]()
+    public = PublicNumbers(kind="image", shape=(8, 8, 1), classes=10, named=10, sizes=(40, 60, 90, 90))
+    for site in (None, (1,)):
+        told[site] = record(gather(planned(tmp_path / str(site), made_by, public, site), None, False, False))
+    counted = {site: yaml.safe_load(text)["deployment"]["privacy_loss"] for site, text in told.items()}
+    assert [one["number_of_privacy_units"] for one in counted.values()] == [280, 60]
+    assert ["about 1 of them" in text for text in told.values()] == [False, True]
 
 
 @pytest.mark.one_fast
