@@ -270,19 +270,20 @@ def _check_same(asked: Proposed) -> None:
     if asked.experiment.privacy.real:
         private.check_place(asked.folder, asked.options.moved)
     before, now = agreement_file.read_invitation(asked.folder / INVITATION, with_code=True), asked.invitation
-    scores = RunFolder(asked.folder).environment.shares_scores
+    mine = RunFolder(asked.folder).environment
     for what, there, here in (
         ("run", before.told.run, now.told.run),
         ("experiment", before.experiment.digest(), now.experiment.digest()),
         ("agreement", before.agreement.digest, now.agreement.digest),
         ("key of the server", before.told.server_key, now.told.server_key),
-        ("answer to whether it shares scores", scores, asked.options.shares_scores),
+        ("client", mine.clients, (asked.client,)),
+        ("answer to whether it shares scores", mine.shares_scores, asked.options.shares_scores),
     ):
         if there != here:
             raise RunError(
                 f"the {what} differs from the one in {asked.folder}, with which this site joined",
                 why="what a site has accepted does not change during a run",
-                fix="use the invitation that this site joined with, or another --out for another run",
+                fix="use the invitation and the name that this site joined with, or another --out",
                 code="other-invitation",
             )
 

@@ -14,6 +14,13 @@ MOST = "tests/sites/test_most_spent.py"
 
 DEPLOYED = [
     one(
+        "a client goes on in the folder, and on the ledger, of another one",
+        "sites/join.py",
+        '        ("client", mine.clients, (asked.client,)),\n',
+        "",
+        "tests/sites/test_joining.py::test_what_was_accepted_does_not_change",
+    ),
+    one(
         "a refusal counts as an answer",
         "sites/remote_sites.py",
         "            self._rounds.pop(ticket, None)",

@@ -93,9 +93,8 @@ def test_a_site_that_joins_has_books_and_a_receipt_of_its_own(trial: Trial, tmp_
     mine = RunFolder(tmp_path / "own")
     assert mine.environment.clients == (0,)
     assert mine.environment.run == "run"
-    assert (
-        tried(asked(trial, tmp_path / "own"), consent=False) is not None
-    )  # it consented before, and is not asked again
+    # it consented before, and is not asked again
+    assert tried(asked(trial, tmp_path / "own"), consent=False) is not None
 
 
 @pytest.mark.slow
@@ -200,7 +199,8 @@ def test_what_was_accepted_does_not_change(trial: Trial, tmp_path: Path) -> None
         changed = tmp_path / "changed.toml"
         changed.write_text(Invitation(told.beside(**changes)).toml())
         assert refusal(asked(trial, tmp_path / "own", invitation=changed), RunError) == "other-invitation"
-    assert refusal(asked(trial, tmp_path / "own", shares_scores=True), RunError) == "other-invitation"
+    for other in (asked(trial, tmp_path / "own", shares_scores=True), asked(trial, tmp_path / "own", 1)):
+        assert refusal(other, RunError) == "other-invitation"
 
 
 def renamed(trial: Trial, at: Path, **tables: Any) -> Path:
