@@ -82,6 +82,7 @@ EMPTY = "nothing to audit: infinity is claimed"
 UNPROVED = "nothing to break: no claim is proved"  # by a twin
 # said beside every verdict: a failed attack shows nothing about parts that it did not look at
 UNSEEN = (
+    "clients but the largest one; where budgets differ, --trained attacks each of them",
     "how the releases of several rounds add up",
     "what the algorithm and the model do with examples, which is user code",
     "how data were read, split and scaled",
