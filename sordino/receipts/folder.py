@@ -161,25 +161,16 @@ class RunFolder:
     def receipt(self, sealed: bool = True) -> Receipt:
         """Receipt of the run. `sealed`: refuse it where the run's ledger exists and has sealed another one, or knows of
         rounds since."""
-        if not self.receipt_file.exists():
-            raise no_receipt_yet(self.path, "it is written when a run ends")
-        fix = ends_it(self.path)
-        found = parsed(self.receipt_file, text_of(self.receipt_file, fix), Receipt, fix)
-        if sealed:
-            from sordino.receipts.seal import check_sealed  # which knows the files that are named here
+        run, why = quote(str(self.path)), "it is written when a run ends"
+        fix = f"`sordino privacy spent {run}` says what it spent; `sordino resume {run}` ends it and writes it again"
+        if self.receipt_file.exists():
+            found = parsed(self.receipt_file, text_of(self.receipt_file, fix), Receipt, fix)
+            from sordino.receipts.seal import is_newest  # which knows the files that are named here
 
-            check_sealed(self)
-        return found
-
-    @property
-    def newest_receipt(self) -> Receipt | None:
-        """Receipt of all that the run has released until now; None where there is none yet."""
-        try:
-            return self.receipt()
-        except RunError as error:
-            if error.code != NO_RECEIPT:
-                raise
-            return None
+            if not sealed or is_newest(self):
+                return found
+            why = "the one that lies there is of an earlier stop: the run has gone on since"
+        raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code=NO_RECEIPT)
 
     # whether it is one, and whose -------------------------------------------------------------------------------------
 
@@ -261,16 +252,6 @@ def absolute_folder(folder: str | Path) -> Path:
             code="budget-needs-absolute-path",
         )
     return place
-
-
-def ends_it(folder: Path) -> str:
-    run = quote(str(folder))
-    return f"`sordino privacy spent {run}` says what it spent; `sordino resume {run}` ends it and writes it again"
-
-
-def no_receipt_yet(folder: Path, why: str) -> RunError:
-    """The error for a run whose receipt is still to be written."""
-    return RunError(f"{folder} has no receipt yet", why=why, fix=ends_it(folder), code=NO_RECEIPT)
 
 
 def no_receipt(folder: Path, error: Exception) -> RunError:

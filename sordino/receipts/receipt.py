@@ -80,8 +80,6 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
         assumptions.append(BUDGETS)
     if setup.ways and not environment.site:
         assumptions.append(OWN_MODELS)
-    if environment.unwitnessed:
-        assumptions.append(environment.unwitnessed)
     return Receipt(
         format=FORMAT,
         run=federation.run,
@@ -101,17 +99,12 @@ def assumed(
     notes: Sequence[str], public: PublicNumbers, environment: Environment, simulated_: bool, budgeted: bool = False
 ) -> list[str]:
     """Assumptions that follow from the files of a run, without its code. `budgeted`: noise is planned, and may still be
-    to come."""
-    about_noise = noised(notes) or (budgeted and not notes)  # else there is nothing to say of noise and clips
-    drawn = [SIMULATED if simulated_ else ON_GRID] * about_noise
-    return [*drawn, TUNING, *[ARITHMETIC] * about_noise, *_scored(environment), *public.assumed]
-
-
-def _scored(environment: Environment) -> tuple[str, ...]:
-    """Assumptions to state about test metrics, which no guarantee covers."""
-    if environment.clients is not None:
-        return () if environment.shares_scores else (NOT_SHARED,)
-    return (AT_THE_SERVER if environment.site else EVALUATION,)
+    to come. No guarantee covers test metrics."""
+    drawn = [SIMULATED if simulated_ else ON_GRID] if noised(notes) or (budgeted and not notes) else []
+    own = [] if environment.shares_scores else [NOT_SHARED]
+    scored = [AT_THE_SERVER if environment.site else EVALUATION] if environment.clients is None else own
+    about = [*drawn, TUNING, *[ARITHMETIC] * len(drawn), *scored, *public.assumed]
+    return [*about, *filter(None, [environment.unwitnessed])]
 
 
 def stated(

@@ -19,7 +19,7 @@ from sordino.errors import LedgerError, RunError
 from sordino.ledger import storage
 from sordino.ledger.ledger import Ledger
 from sordino.receipts import Receipt
-from sordino.receipts.folder import RunFolder, no_receipt_yet
+from sordino.receipts.folder import RunFolder
 
 _ANY = RunFolder(Path())
 PAGE = _ANY.page_file.name
@@ -92,21 +92,19 @@ def digest(receipt: Json) -> bytes:
 LATER = "SELECT 1 FROM record WHERE sequence > ? AND instr(body, ?) AND (instr(body, ?) OR instr(body, ?)) LIMIT 1"
 
 
-def check_sealed(run: RunFolder) -> None:
-    """Refuse a receipt that its ledger, where that exists, has not sealed; and that of an earlier stop, if the run has
-    gone on since.
+def is_newest(run: RunFolder) -> bool:
+    """True where a run has reserved nothing since its receipt was sealed. A receipt that its ledger, where that exists,
+    has not sealed is refused.
     """
     folder, ledger = run.path, run.ledger
     if not ledger.exists():
-        return
+        return True
     with storage.refusals(), closing(storage.read_database(ledger)) as copy:
         told = claimed(folder)
         said, run_of = f'"digest":"{digest(told).hex()}"'.encode(), f'"op":"{told.get("run")}'.encode()
         if sealed := copy.execute("SELECT sequence FROM record WHERE instr(body, ?) LIMIT 1", (said,)).fetchone():
             later = (*sealed, b'"kind":"reserved"', run_of + b"/", run_of + b".")
-            if copy.execute(LATER, later).fetchone():
-                raise no_receipt_yet(folder, "the one that lies there is of an earlier stop: the run has gone on since")
-            return
+            return not copy.execute(LATER, later).fetchone()
     raise LedgerError(
         f"the receipt of {folder} does not hold",
         why="privacy.json is not what the run has written: its ledger has sealed another one",
@@ -145,11 +143,10 @@ def vouched(folder: Path) -> Receipt | None:
     mine = RunFolder(folder)
     mine.check()
     try:
-        said, made = claimed(folder), mine.receipt()
+        made = mine.receipt()
     except (OSError, ValueError, RunError):
         return None
     if not mine.ledger.exists():
         return None
     with Ledger.as_founded(mine.ledger) as ledger:
-        current = ledger.sealed(digest(said)) and ledger.head() == made.ledger_head
-    return made if current else None
+        return made if ledger.head() == made.ledger_head else None

@@ -29,7 +29,7 @@ from sordino.receipts.folder import RunFolder, no_receipt
 from sordino.receipts.receipt import assumed, opened, receipt, stated
 
 PRINTED = ("nominal_epsilon", "nominal_composed")
-WITHOUT_CODE: tuple[str, ...] = ("run", "simulated", "rounds", "clients")
+WITHOUT_CODE: tuple[str, ...] = ("run", "simulated", "rounds", "clients", "assumptions")
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
 
 
@@ -64,16 +64,12 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         wrong += _edited(experiment, entries)
         delta = ledger.scope.delta
     agreed = ["the chain is whole", "every epsilon follows from it"]
-    beyond, lacking = tuple[str, ...](), list[str]()
     if not code and (own := sorted({*user_code.named([experiment.algorithm.get("name"), experiment.cohort])})):
         unseen.append(
             "the planned noise, the budget, the rows of phases, numbers that are only printed, and assumptions about "
             f"these: they follow from a user's own code ({', '.join(own)}), and --with-code would run it"
         )
-        again, compared = _from_files(folder, entries, delta or 0.0), WITHOUT_CODE
-        told = claimed["assumptions"] if isinstance(claimed.get("assumptions"), list) else []
-        lacking = [f"assumptions: the receipt leaves out {one!r}" for one in again["assumptions"] if one not in told]
-        beyond = PRINTED
+        again, compared = _from_files(folder, entries, delta or 0.0, claimed.get("assumptions")), WITHOUT_CODE
     else:
         setup, federation = opened(folder)
         with federation.ledger:
@@ -85,7 +81,6 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     if known and not wrong and isinstance(then, int) and isinstance(now, int) and then < now:
         went_on = f"the run goes on: this receipt is of round {then}, and the ledger knows {now} rounds"
         return Verdict([f"{went_on}; the next one is written when the run ends or is stopped"], unseen, [])
-    wrong += lacking
     wrong += [
         f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}"
         for name in compared
@@ -94,11 +89,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     rounds = sum(Op.of(entry.op).name == claimed.get("run") for entry in entries)
     if (played := len(mine.public_metrics())) > rounds:
         wrong.append(f"metrics.jsonl tells of {played} rounds, the ledger of {rounds}")
-    wrong += [
-        *_guarantees(again, claimed, beyond),
-        *_contradicted(again),
-        *seal.wrong(folder, claimed),
-    ]
+    wrong += [*_guarantees(again, claimed), *_contradicted(again), *seal.wrong(folder, claimed)]
     if key is not None or mine.signature_file.exists():
         from sordino.receipts import signature  # which loads `cryptography`; most receipts are not signed
 
@@ -113,22 +104,20 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     return Verdict(wrong, unseen, [] if wrong else agreed)
 
 
-def _from_files(folder: Path, entries: list[Entry], delta: float) -> Json:
-    """Parts of a receipt that follow from the files of a run alone; of assumptions those that it has to state."""
+def _from_files(folder: Path, entries: list[Entry], delta: float, told: Any) -> Json:
+    """Parts of a receipt that follow from the files of a run alone. `told`: its assumptions, of which these are the
+    least.
+    """
     mine, public, notes = RunFolder(folder), Agreement.read(folder).public, [entry.released for entry in entries]
     where, drawn = mine.environment, simulated(notes) if notes else not mine.experiment.privacy.real
-    return {
-        "run": where.run,
-        "simulated": drawn,
-        "rounds": len(notes),
-        "clients": len(public.sizes if where.clients is None else where.clients),
-        "guarantees": [row.to_json() for row in stated(notes, public, delta, where, check=True)],
-        "assumptions": [*assumed(notes, public, where, drawn), *filter(None, [where.unwitnessed])],
-    }
+    clients, least = public.sizes if where.clients is None else where.clients, assumed(notes, public, where, drawn)
+    said = told if isinstance(told, list) and all(one in told for one in least) else least
+    rows = [row.to_json() for row in stated(notes, public, delta, where, check=True)]
+    found = where.run, drawn, len(notes), len(clients), said
+    return {**dict(zip(WITHOUT_CODE, found, strict=True)), "guarantees": rows}
 
 
-def _guarantees(again: Json, claimed: Json, beyond: tuple[str, ...] = ()) -> list[str]:
-    """Differences between the rows of both; `beyond`: fields that cannot be computed here."""
+def _guarantees(again: Json, claimed: Json) -> list[str]:
     found, wrong = {_subject(row): row for row in again["guarantees"]}, list[str]()
     rows = [row for row in claimed["guarantees"] if isinstance(row, dict)]
     stated = {_subject(row): row for row in rows}
@@ -142,7 +131,8 @@ def _guarantees(again: Json, claimed: Json, beyond: tuple[str, ...] = ()) -> lis
             wrong += [
                 f"{' / '.join(subject)}: the ledger gives {name} {value!r}, the receipt says {b.get(name)!r}"
                 for name, value in (dict.fromkeys(b) | a).items()
-                if name not in beyond and not _same(_as_far_as_stated(name, value, b), b.get(name))
+                if (name not in PRINTED or "budget" in again)
+                and not _same(_as_far_as_stated(name, value, b), b.get(name))
             ]
     return wrong
 

@@ -30,6 +30,7 @@ from sordino.results import Curve, Points, curve, stops
 from sordino.results import preparation_facts as preparation
 from sordino.results.findings import Assault, TrainedAudit, read_attacks, read_audit
 from sordino.results.preparation_facts import Preparation
+from sordino.runs.listing import newest
 from sordino.runs.population import Population
 from sordino.runs.setup import Whole
 from sordino.runs.simulation import simulated
@@ -100,7 +101,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     and no data are read; for its `evaluator` also scores and counts of rows.
     """
     run = RunFolder(folder)
-    _ = run.newest_receipt  # refuses one that does not hold: a page beside it would be taken for its proof
+    newest(run)  # refuses one that does not hold: a page beside it would be taken for its proof
     setup, federation = opened(folder)
     try:
         entries = federation.entries()

@@ -26,7 +26,7 @@ from sordino.metrics.measures import Metrics, final, headline, last_scored, scor
 from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder, numbers
 from sordino.results.markup import Html, joined, tag
-from sordino.runs.listing import promised
+from sordino.runs.listing import newest, promised
 from sordino.user_code import lent
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Result:
         """The strongest guarantee in a line: epsilon, unit, neighbours, adversary, delta and status, marked where it is
         of a simulation.
         """
-        found = self._run.newest_receipt
+        found = newest(self._run)
         return "no receipt yet: the run is not finished" if found is None else promised(found)
 
     @property

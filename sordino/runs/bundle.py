@@ -26,6 +26,7 @@ from sordino.metrics.evaluation import taught_way
 from sordino.planning import MOST
 from sordino.receipts import private, seal
 from sordino.receipts.folder import RunFolder
+from sordino.runs.listing import newest
 from sordino.tasks.architecture import Architecture
 from sordino.types import Params
 
@@ -211,7 +212,7 @@ def no_model(folder: Path) -> RunError:
 def _check_sealed(folder: Path) -> None:
     mine = RunFolder(folder)
     names = tuple(file.name for file in (mine.model_file, mine.description_file))
-    _ = mine.newest_receipt  # one that cannot be read is told as such
+    newest(mine)  # one that cannot be read is told as such
     if changed := [line for line in seal.wrong(folder, seal.claimed(folder)) if line.startswith(names)]:
         raise RunError(
             f"the model in {folder} is not the one that the run has written",

@@ -19,7 +19,7 @@ from sordino.errors import RunError, SordinoError
 from sordino.metrics import RoundRow, Scores
 from sordino.metrics.measures import last_scored
 from sordino.receipts import Receipt
-from sordino.receipts.folder import RunFolder, no_folder, rows_of
+from sordino.receipts.folder import NO_RECEIPT, RunFolder, no_folder, rows_of
 from sordino.transport.run_events import RunEvent
 
 
@@ -95,7 +95,7 @@ def _one(folder: Path, name: str) -> Listed:
     try:
         mine.check()
         experiment, rows = mine.experiment, mine.metrics()
-        receipt = mine.newest_receipt
+        receipt = newest(mine, rows)
     except SordinoError as error:
         return Listed(name, promise=f"{error.what}: {error.why}")
     except PermissionError as error:
@@ -117,6 +117,19 @@ def _one(folder: Path, name: str) -> Listed:
         None if receipt is None else strongest(receipt.guarantees),
         " ".join((source, *map(os.path.realpath, places))),  # one file has one name, however it is spelled
     )
+
+
+def newest(run: RunFolder, rows: Sequence[RoundRow] = ()) -> Receipt | None:
+    """Receipt of all that a run has released until now; None where there is none yet. `rows`: of its rounds, which tell
+    an old one where its ledger lies elsewhere.
+    """
+    try:
+        found = run.receipt()
+    except RunError as error:
+        if error.code != NO_RECEIPT:
+            raise
+        return None
+    return None if found.rounds < len(rows) else found
 
 
 def promised(receipt: Receipt) -> str:
@@ -191,7 +204,7 @@ def look(run: RunFolder) -> RunStatus:
     alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
     planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
     happened = events(run)
-    receipt = None if alive else run.newest_receipt
+    receipt = None if alive else newest(run, rows)
     last = last_scored(rows)
     return RunStatus(
         state(run, alive, rows, happened, receipt),

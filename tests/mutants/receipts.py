@@ -60,8 +60,8 @@ RECEIPTS = [
     one(
         "a receipt of an earlier stop is shown as the run's",
         "receipts/seal.py",
-        "if copy.execute(LATER, later).fetchone():",
-        "if False:",
+        "return not copy.execute(LATER, later).fetchone()",
+        "return True",
         f"{VERIFY}::test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line",
     ),
     one(

@@ -149,7 +149,7 @@ def test_image_folders_and_files_say_what_was_read_off_all_images(
     monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "cache"))
     for split, name, n in itertools.product(("train", "test"), ("a", "b"), range(4)):
         (tmp_path / "with" / split / name).mkdir(parents=True, exist_ok=True)
-        Image.new("L", (4, 4), 10 * n).save(tmp_path / "with" / split / name / f"{n}.png")
+        Image.new("L", (4, 4), 10 * n).save(tmp_path / "with" / split / name / f"{name}{n}.png")
     both = folders.load(tmp_path / "with", side=4, at_least=1)
     assert (both.learned, both.taken_as_public) == ((CLASSES, COLOURS), ())
     drawn = folders.load(tmp_path / "with" / "train", side=4, at_least=1, test_fraction=0.5, fraction=0.5)
@@ -158,7 +158,7 @@ def test_image_folders_and_files_say_what_was_read_off_all_images(
     declared = folders.load(tmp_path / "with" / "train", side=4, at_least=1, test_fraction=0.5, **said)
     assert (declared.learned, declared.taken_as_public, declared.names) == ((), (), ("b", "c", "a"))
     assert declared.shape == (4, 4, 3)
-    picture = (tmp_path / "with" / "train" / "a" / "0.png").read_bytes()
+    picture = (tmp_path / "with" / "train" / "a" / "a0.png").read_bytes()
     for split in ("train", "test"):
         (tmp_path / "files").mkdir(exist_ok=True)
         pq.write_table(

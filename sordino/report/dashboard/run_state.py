@@ -31,7 +31,7 @@ from sordino.planning import Agreement
 from sordino.receipts import Spending
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending
-from sordino.runs.listing import SiteNow, events, public_events, sites, state
+from sordino.runs.listing import SiteNow, events, newest, public_events, sites, state
 from sordino.runs.setup import Whole
 from sordino.transport.run_events import RunEvent
 
@@ -181,7 +181,7 @@ class WatchedRun:
     def _seen(self, alive: bool, spending: Spending | None) -> RunMoment:
         run = self.run
         all_rows, all_events = run.public_metrics(), (events if self.sees_all else public_events)(run)
-        receipt = None if alive else run.newest_receipt
+        receipt = None if alive else newest(run, all_rows)
         rows = run.metrics() if self.sees_all else all_rows
         if self.hides and self.of_site:
             rows = []  # it has a row for each round that it was drawn for
