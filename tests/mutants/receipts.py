@@ -102,7 +102,7 @@ RECEIPTS = [
     one(
         "accountants that contradict each other pass",
         "receipts/verify.py",
-        "        *_contradicted(again),\n",
+        " *_contradicted(again),",
         "",
         f"{VERIFY}::test_a_receipt_does_not_hold_where_what_is_called_exact_is_not",
     ),
