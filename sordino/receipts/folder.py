@@ -30,6 +30,7 @@ AboutRun = TypeVar("AboutRun", bound=LeftInRun)
 FROM_A_COPY = "put the file back from a copy, or start the run again in another folder"
 _CHECKPOINT = re.compile(r"round-[0-9]{6,}\.ckpt")
 NO_RECEIPT = "no-receipt"
+UNCOMPARED = "its ledger is not here: nothing was compared with what the run has spent"
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
 
@@ -159,12 +160,14 @@ class RunFolder:
         return text_of(self.log_file, FROM_A_COPY).splitlines() if self.log_file.exists() else []
 
     def receipt(self, sealed: bool = True) -> Receipt:
-        """Receipt of the run. `sealed`: refuse it where the run's ledger exists and has sealed another one, or knows of
-        rounds since."""
+        """Receipt of the run. `sealed`: refuse it where the run's ledger has sealed another one, or knows of rounds
+        since; where there is no ledger, it says so among its assumptions."""
         run, why = quote(str(self.path)), "it is written when a run ends"
         fix = f"`sordino privacy spent {run}` says what it spent; `sordino resume {run}` ends it and writes it again"
         if self.receipt_file.exists():
             found = parsed(self.receipt_file, text_of(self.receipt_file, fix), Receipt, fix)
+            if sealed and not self.ledger.exists():
+                return found.beside(assumptions=(*found.assumptions, UNCOMPARED))
             from sordino.receipts.seal import is_newest  # which knows the files that are named here
 
             if not sealed or is_newest(self):

@@ -93,13 +93,11 @@ LATER = "SELECT 1 FROM record WHERE sequence > ? AND instr(body, ?) AND (instr(b
 
 
 def is_newest(run: RunFolder) -> bool:
-    """True where a run has reserved nothing since its receipt was sealed. A receipt that its ledger, where that exists,
-    has not sealed is refused.
+    """True where a run has reserved nothing since its receipt was sealed. A receipt that its ledger has not sealed is
+    refused.
     """
-    folder, ledger = run.path, run.ledger
-    if not ledger.exists():
-        return True
-    with storage.refusals(), closing(storage.read_database(ledger)) as copy:
+    folder = run.path
+    with storage.refusals(), closing(storage.read_database(run.ledger)) as copy:
         told = claimed(folder)
         said, run_of = f'"digest":"{digest(told).hex()}"'.encode(), f'"op":"{told.get("run")}'.encode()
         if sealed := copy.execute("SELECT sequence FROM record WHERE instr(body, ?) LIMIT 1", (said,)).fetchone():

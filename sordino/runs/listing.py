@@ -19,7 +19,7 @@ from sordino.errors import RunError, SordinoError
 from sordino.metrics import RoundRow, Scores
 from sordino.metrics.measures import last_scored
 from sordino.receipts import Receipt
-from sordino.receipts.folder import NO_RECEIPT, RunFolder, no_folder, rows_of
+from sordino.receipts.folder import NO_RECEIPT, UNCOMPARED, RunFolder, no_folder, rows_of
 from sordino.transport.run_events import RunEvent
 
 
@@ -133,7 +133,8 @@ def newest(run: RunFolder, rows: Sequence[RoundRow] = ()) -> Receipt | None:
 
 
 def promised(receipt: Receipt) -> str:
-    return promise(receipt.guarantees, receipt.simulated)
+    said = promise(receipt.guarantees, receipt.simulated)
+    return f"{said}; {UNCOMPARED}" if UNCOMPARED in receipt.assumptions else said
 
 
 def promise(rows: Sequence[Guarantee], simulated: bool) -> str:

@@ -135,4 +135,12 @@ RECEIPTS = [
         "tests/receipts/test_lifetime.py::"
         "test_a_site_that_shares_scores_promises_no_more_by_its_ledger_than_by_its_receipt",
     ),
+    one(
+        "a receipt without its ledger is printed like any other",
+        "receipts/folder.py",
+        "(*found.assumptions, UNCOMPARED)",
+        "found.assumptions",
+        "tests/receipts/test_verify.py"
+        "::test_a_receipt_without_its_ledger_is_printed_as_one_that_nothing_was_compared_with",
+    ),
 ]

@@ -25,7 +25,7 @@ from sordino.ledger import storage
 from sordino.planning.accounts import Accounts
 from sordino.receipts import seal
 from sordino.receipts import verify as verification
-from sordino.receipts.folder import RunFolder
+from sordino.receipts.folder import UNCOMPARED, RunFolder
 from sordino.receipts.receipt import _of_all, bind_page, opened, receipt, write_receipt
 from sordino.receipts.verify import examine, verify
 from sordino.runs import listing
@@ -277,6 +277,19 @@ def test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line(tmp_path: Pa
     claimed["guarantees"][0]["epsilon"] = 0.001  # edited, it is no receipt of an earlier round
     (tmp_path / "run" / "privacy.json").write_text(json.dumps(claimed))
     assert "the ledger knows no such receipt" in verify(tmp_path / "run")[0]
+
+
+def test_a_receipt_without_its_ledger_is_printed_as_one_that_nothing_was_compared_with(tmp_path: Path) -> None:
+    """Where a ledger lies, an edited receipt is refused; without one whoever prints it says that it may be edited."""
+    ended = start(BY_NAME["gaussian_gdp"].experiment(), tmp_path / "run")
+    before = listing.listed(tmp_path)[0].promise
+    assert before == sordino.open_run(tmp_path / "run").promise
+    assert UNCOMPARED not in before
+    for one in tmp_path.glob("run/ledger.sqlite*"):
+        one.unlink()
+    assert RunFolder(tmp_path / "run").receipt().assumptions == (*ended.receipt.assumptions, UNCOMPARED)
+    assert listing.listed(tmp_path)[0].promise == sordino.open_run(tmp_path / "run").promise
+    assert listing.look(RunFolder(tmp_path / "run")).promise == f"{before}; {UNCOMPARED}"
 
 
 def test_a_ledger_that_leaves_clients_out_is_not_what_the_experiment_plans(
