@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -37,7 +36,7 @@ class Listed(NamedTuple):
     simulated: bool | None = None  # None: it cannot be read
     promise: str = ""  # the strongest finite row, with its subject; of a run that cannot be read, why
     guarantee: Guarantee | None = None  # that row
-    data: str = ""  # where its rows come from
+    data: tuple[str, ...] = ()  # where its rows come from
 
     def to_json(self) -> Json:
         row = None if self.guarantee is None else self.guarantee.to_json()
@@ -74,12 +73,15 @@ def listed(place: Path) -> list[Listed]:
 def adding_up(found: Sequence[Listed]) -> list[str]:
     """Warnings about runs on the same data, whose privacy costs add up."""
     # one without a receipt has spent, too: it goes on, or was killed
-    real = Counter(one.data for one in found if one.simulated is False and (one.guarantee or not one.promise))
+    real = [one for one in found if one.simulated is False and (one.guarantee or not one.promise)]
+    together: dict[tuple[str, ...], list[str]] = {}
+    for data in dict.fromkeys(data for one in real for data in one.data):
+        together.setdefault(tuple(one.folder for one in real if data in one.data), []).append(data)
     return [
-        f"{count} runs with real noise read the same data ({data}): what they cost adds up, and no row shows the sum. "
-        "One ledger for all (privacy.ledger) keeps count."
-        for data, count in real.items()
-        if count > 1
+        f"{len(runs)} runs with real noise read the same data ({', '.join(data)}): what they cost adds up, and no row "
+        "shows the sum. One ledger for all (privacy.ledger) keeps count."
+        for runs, data in together.items()
+        if len(runs) > 1
     ]
 
 
@@ -115,7 +117,7 @@ def _one(folder: Path, name: str) -> Listed:
         not experiment.privacy.real if receipt is None else receipt.simulated,
         "" if receipt is None else promised(receipt),
         None if receipt is None else strongest(receipt.guarantees),
-        " ".join((source, *map(os.path.realpath, places))),  # one file has one name, however it is spelled
+        tuple(f"{source} {os.path.realpath(place)}" for place in places) or (source,),  # however it is spelled
     )
 
 

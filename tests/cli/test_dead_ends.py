@@ -153,11 +153,12 @@ def test_one_file_under_two_names_adds_up(
 ) -> None:
     words = visits(*({"age": 40 + i % 9, "case": i, "died": i % 2} for i in range(60)))[:-1]
     file = next(word for word in words if word.startswith("data.path=")).removeprefix("data.path=")
-    (tmp_path / "same.csv").symlink_to(file)
+    (same := tmp_path / "same.csv").symlink_to(file)
     one_step = ["algorithm={name='fedavg',local_steps=1,batch_size='full'}", "read={name='noisy_gradient',clip=1.0}"]
     private = [*words, *one_step, "privacy={epsilon=4.0,delta=1e-3,noise='system'}"]
-    for path in (file, tmp_path / "same.csv"):
-        out = tmp_path / "runs" / Path(path).stem
+    more = tmp_path / "more.csv"
+    more.write_text(Path(file).read_text().splitlines()[0] + "\n41,60,0\n")
+    for path, out in ((f"'{file}'", tmp_path / "runs" / "one"), (f"['{more}', '{same}']", tmp_path / "runs" / "two")):
         assert cli(*private, f"data.path={path}", "--out", out, "-q").code == 0
     assert "2 runs with real noise read the same data" in " ".join(cli("list", tmp_path / "runs").out.split())
     (out / "privacy.json").unlink()  # as of one that was killed, which has spent, too

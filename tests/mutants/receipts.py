@@ -81,8 +81,8 @@ RECEIPTS = [
     one(
         "a list takes two spellings of a file for two files",
         "runs/listing.py",
-        "map(os.path.realpath, places)",
-        "places",
+        "{os.path.realpath(place)}",
+        "{place}",
         "tests/cli/test_dead_ends.py::test_one_file_under_two_names_adds_up",
     ),
     one(
