@@ -182,7 +182,8 @@ def what_a_sum_hides() -> str:
         yield say(550, 34, "sum and noise", "head")
         for i, alpha in enumerate((0.15, 0.3, 0.5, 0.3, 0.15)):
             top = sum(heights) / 2 + (i - 2) * 9 - 14
-            yield f'<rect x="{490 + i * 24}" y="{130 - top:g}" width="24" height="{top:g}" class="good" opacity="{alpha}"/>'
+            place = f'x="{490 + i * 24}" y="{130 - top:g}" width="24" height="{top:g}"'
+            yield f'<rect {place} class="good" opacity="{alpha}"/>'
         yield say(550, 158, "covers any one upload up to", "soft")
         yield say(550, 177, "the clip: a number can be proved", "good")
 

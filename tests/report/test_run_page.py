@@ -43,6 +43,7 @@ def test_the_facts_are_those_of_the_receipt(folder: Path) -> None:
     assert values == sorted(values)  # what was spent never falls
     assert values[-1] == pytest.approx(8.0, rel=1e-6)
     assert f" {sum(map(sum, facts.partition))} examples" in facts.lead
+    assert "ε per example (replace), against" in page(facts)  # no epsilon without its neighbours
 
 
 def test_words_say_the_number_and_the_subject() -> None:

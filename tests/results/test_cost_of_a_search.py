@@ -75,7 +75,7 @@ def test_at_most_is_never_rounded_down() -> None:
 
 
 def test_one_seed_makes_all_of_it_a_simulation() -> None:
-    """Beside the epsilon stands its status; noise that may be drawn again in any of them protects nobody in their sum."""
+    """Beside the epsilon stands its status; where noise of any of them may be drawn again, it is of a simulation."""
     claims = Claim.to_everyone("example", "replace", Gaussian(2.0), "proved", ())
     real, seeded = (Notes([note([("*", claims)], noise)], 3) for noise in ("system", "counter"))
     for tried, status in (([real, real], "proved"), ([real, seeded], "proved (simulation)")):

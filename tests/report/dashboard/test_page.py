@@ -44,6 +44,7 @@ def test_without_a_script_it_says_how_the_run_stands(simulated: Path) -> None:
     assert "round 3 of 3" in text
     assert f"{last.accuracy:.1%}" in text
     assert f'<span class="badge">ε {spending(simulated).guarantees[0].epsilon:.3g}</span>' in text
+    assert "ε per example (replace), against" in text
     assert "protects nobody" in text
     assert "Connected sites" not in text  # in a simulation nobody is
     assert text.count('role="status"') == 1
