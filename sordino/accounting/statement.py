@@ -73,14 +73,6 @@ class Guarantee(Subject):
     )
 
     @property
-    def in_short(self) -> str:
-        """The epsilon in one line, with unit, neighbours, adversary, delta and status."""
-        return (
-            f"epsilon {epsilon_text(self.epsilon)} per {self.unit} ({self.neighbours}) against the {self.adversary} "
-            f"at delta {delta_text(self.delta)}, {self.status}"
-        )
-
-    @property
     def finite(self) -> bool:
         return math.isfinite(self.epsilon)
 

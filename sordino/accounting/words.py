@@ -111,17 +111,22 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     return f"About {what}, against {who}: {holds}.{because}"
 
 
+def in_short(row: Guarantee, simulated: bool, by: Sequence[Adversary] = ()) -> str:
+    """The guarantee in one line: epsilon, unit, neighbours, adversaries, delta and status."""
+    who = f"per {row.unit} ({row.neighbours}), against {subject(by or [row.adversary])}"
+    said = f"ε {epsilon_text(row.epsilon)} {who}, δ {delta_text(row.delta)}, "
+    if row.nominal_epsilon is None:
+        return said + standing(row.status, simulated)
+    return said + f"{standing('holds', simulated)}; nominal {row.nominal_epsilon:.3g} proves nothing"
+
+
 def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:
     """Sentences on the guarantee that each phase of a run gives by itself, and on units that one phase protects but
     another reveals; none if the run has one phase.
     """
     found: dict[str, list[str]] = {}  # what is said of which phases
     for phase in phases:
-        promised = [
-            f"epsilon {epsilon_text(row.epsilon)} at delta {delta_text(row.delta)} of one {row.unit} "
-            f"({row.neighbours}) against {subject(by)}, {standing(row.status, simulated)}"
-            for row, by in merged([row for row in phase.guarantees if row.finite])
-        ]
+        promised = [in_short(row, simulated, by) for row, by in merged([row for row in phase.guarantees if row.finite])]
         reasons = dict.fromkeys(why for row in phase.guarantees if row.adversary == "server" for why in row.because)
         nothing = f"nothing is promised: {'; '.join(reasons) or 'no noise covers it'}"
         given = "given what was released before it, " if promised and phase is not phases[0] else ""

@@ -121,7 +121,8 @@ def _listed(told: list[dict[str, str | bool]]) -> None:
 def _show(found: Assault) -> None:
     from rich.table import Table
 
-    from sordino.results.findings import figures, promised
+    from sordino.accounting.words import in_short
+    from sordino.results.findings import figures
 
     console = Screen(highlight=False)
     for heads in dict.fromkeys(one.heads for one in found.found):
@@ -134,7 +135,7 @@ def _show(found: Assault) -> None:
         console.print(table)
     for one in found.found:
         console.print(f"{one.attack}: {escape(one.why)}.")
-    for held in dict.fromkeys(promised(held, found.simulated) for one in found.found for held in one.promises):
+    for held in dict.fromkeys(in_short(held, found.simulated) for one in found.found for held in one.promises):
         console.print(f"Promised: {held}.")
     console.print(found.setting)
     if any(one.pictures for one in found.found):

@@ -15,6 +15,7 @@ import torch
 
 from sordino import config, tree
 from sordino.accounting.events import Json
+from sordino.accounting.words import in_short
 from sordino.checks.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, differences, require, trace
 from sordino.engine import checkpoint
 from sordino.engine.executor import Answers, Clients
@@ -139,7 +140,8 @@ def receipt(trial: Trial) -> None:
 
 
 def _finite(folder: Path) -> list[str]:
-    return [row.in_short for row in RunFolder(folder).receipt().guarantees if row.finite]
+    receipt = RunFolder(folder).receipt()
+    return [in_short(row, receipt.simulated) for row in receipt.guarantees if row.finite]
 
 
 def learns(trial: Trial) -> None:

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sordino.accounting.claims import standing
-from sordino.accounting.facts import epsilon_text
+from sordino.accounting.words import in_short
 from sordino.cli.tables import STATUS_STYLE, guarantees
 from sordino.metrics import bytes_text
 from sordino.planning.calculator import Answer
@@ -81,12 +80,8 @@ def _facts(row: Planned, timing: str, simulated: bool) -> Iterator[tuple[str, st
     if (made := row.promise) is None:
         yield "promise", "[red]none[/red] that is paid for: the rows below say what holds"
     else:
-        style, said = STATUS_STYLE[made.status], standing(made.status, simulated)
-        yield (
-            "promise",
-            f"epsilon {epsilon_text(made.epsilon)} at delta {made.delta:g} for one {made.unit} ({made.neighbours}) "
-            f"against {made.adversary}; [{style}]{said}[/{style}], accountant {escape(made.accountant)}",
-        )
+        style, said = STATUS_STYLE[made.status], in_short(made, simulated)
+        yield "promise", f"[{style}]{said}[/{style}], accountant {escape(made.accountant)}"
         yield (
             "noise",
             f"multiplier {row.noise_multiplier:.4g} for the busiest client, with {row.participations:,} participations",

@@ -16,10 +16,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sordino.accounting.facts import epsilon_text
-
 if TYPE_CHECKING:
-    from sordino.accounting.statement import Guarantee
     from sordino.metrics import Scores
     from sordino.runs.play import Progress as Step
 
@@ -167,7 +164,7 @@ class LiveSpending:
 
     Composing a statement takes from milliseconds to seconds, so the next one waits twenty times as long as the last one
     took: at most 5 % of a run, and once more after its last round. In between, an older epsilon is shown with its
-    round; before the first, the share of the budget that is spent, which is exact and free.
+    round. The share of the budget that is spent is exact and free.
     """
 
     SHARE = 0.05
@@ -176,7 +173,7 @@ class LiveSpending:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last, self._cost = clock(), 0.5  # seconds: what a first statement may take
-        self._row: Guarantee | None = None
+        self._said = ""
         self._round = 0
 
     def text(self, step: Step) -> str:
@@ -185,26 +182,23 @@ class LiveSpending:
             return "no budget pays for this noise" if step.setup.priced.promises else "ε ∞: nothing is promised"
         if step.round == step.rounds or self._clock() - self._last >= max(self.EVERY, self._cost / self.SHARE):
             self._compose(step)
-        whom = f"per {plan.offer.subject.unit}, against the {plan.offer.subject.adversary}"
-        if self._row is None:
-            return f"{spent_share(step):.0%} spent of ε {plan.budget.epsilon:g} {whom}" if plan.budget else ""
-        row = self._row
-        # a nominal budget is counted in the source's formula: what holds is another number, and not a part of it
-        of = f" of {plan.budget.epsilon:g}" if plan.budget and row.status != "nominal" else ""
-        status = "" if row.status == "proved" else f", {row.status}"
-        late = f" (after round {self._round}" + (f"; {spent_share(step):.0%} spent by now)" if plan.budget else ")")
-        age = "" if self._round == step.round else late
-        return f"ε {epsilon_text(row.epsilon)}{of} {whom}{status}{age}"
+        share = f"{spent_share(step):.0%} of the budget is spent" if plan.budget else ""
+        if not self._said:
+            return share
+        late = "" if self._round == step.round else f" after round {self._round}"
+        return f"{self._said}{late}" + (f"; {share}" if share else "")
 
     def _compose(self, step: Step) -> None:
+        from sordino.accounting.composition import simulated
         from sordino.accounting.statement import statement
+        from sordino.accounting.words import in_short
 
         begun, federation = self._clock(), step.federation
         notes = [entry.released for entry in federation.entries()]
         rows = statement(notes, federation.population, step.setup.experiment.privacy.delta)
         offer = federation.plan.offer
         assert offer is not None
-        self._row = next((row for row in rows if row.subject == offer.subject), None)
+        self._said = next((in_short(row, simulated(notes)) for row in rows if row.subject == offer.subject), "")
         self._last, self._round = self._clock(), step.round
         self._cost = self._last - begun
 

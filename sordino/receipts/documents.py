@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from sordino.accounting.words import (
     belief,
     described,
     headline,
+    in_short,
     merged,
     percent,
     rounded_up,
@@ -72,7 +73,7 @@ def record(found: Evidence) -> str:
 
 def _record(found: Evidence, best: Guarantee) -> Json:
     name, public = found.experiment.name, found.public
-    rows = [line(row, by, found.simulated) for row, by in merged(found.receipt.guarantees)]
+    rows = [in_short(row, found.simulated, by) for row, by in merged(found.receipt.guarantees)]
     unprotected = [row.words for row in found.rows if not math.isfinite(row.epsilon)]
     shape = " x ".join(map(str, public.shape))
     checked = "; ".join(found.verdict.wrong or found.verdict.agreed)
@@ -370,11 +371,3 @@ def _sure(row: Guarantee, simulated: bool) -> str:
 
 def _both(row: Guarantee) -> str:
     return f"{epsilon_text(row.epsilon)} holds; {row.nominal_epsilon:.3g} is printed and proves nothing"
-
-
-def line(row: Guarantee, by: Sequence[str], simulated: bool) -> str:
-    """A guarantee in a line: epsilon, delta, unit, neighbours, adversaries and status."""
-    return (
-        f"epsilon {epsilon_text(row.epsilon)} at delta {delta_text(row.delta)} for one {row.unit} ({row.neighbours}) "
-        f"against {', '.join(by)}: {standing(row.status, simulated)}"
-    )

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sordino.accounting.facts import epsilon_text
+from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.words import headline
 from sordino.cli.tables import SPENT, group_cells, spent_cells
 from sordino.errors import BackendUnavailable, LedgerError
@@ -96,9 +96,9 @@ def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     else:
         printed = best.nominal_epsilon
         small = (
-            f"{best.standing}, δ {best.delta:.3g}"
+            f"{best.standing}, δ {delta_text(best.delta)}"
             if printed is None
-            else f"holds; the published {epsilon_text(printed)} proves nothing"
+            else f"holds, δ {delta_text(best.delta)}; nominal {epsilon_text(printed)} proves nothing"
         )
         found = [(f"ε per {best.unit} ({best.neighbours}), against {best.by}", epsilon_text(best.epsilon), small)]
     last = last_scored(facts.metrics)

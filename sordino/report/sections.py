@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sordino.accounting.words import WHO
+from sordino.accounting.words import WHO, in_short
 from sordino.metrics import bytes_text
 from sordino.metrics.measures import Cost, Target, TargetReached
 from sordino.report.charts import Axis, Line, LinePoint, Lines, bars, lines, number, percent
@@ -23,7 +23,6 @@ from sordino.results.findings import (
     Roc,
     TrainedAudit,
     figures,
-    promised,
     sheet,
 )
 from sordino.results.markup import Html, joined, listed, note, png, scrolled, section, tag
@@ -227,7 +226,7 @@ def attacked(found: Assault) -> Html:
 
 def _attack(one: AttackFinding, simulated: bool) -> Html:
     rows = [(figure.name, *figures(figure)) for figure in one.measured]
-    promises = [f"Promised against it: {promised(held, simulated)}." for held in one.promises]
+    promises = [f"Promised against it: {in_short(held, simulated)}." for held in one.promises]
     return tag(
         "div",
         tag("h3", f"{one.attack}: ", tag("span", one.verdict, class_="badge")),
@@ -259,7 +258,7 @@ def roc(found: Roc, simulated: bool) -> Lines:
     if bound is not None and math.isfinite(bound.epsilon):
         most = math.exp(min(bound.epsilon, 700.0))
         allowed = [(at, min(1.0, most * at + bound.delta)) for at in alarms]
-        curves.append((f"the most that is allowed by {promised(bound, simulated)}", allowed))
+        curves.append((f"the most that is allowed by {in_short(bound, simulated)}", allowed))
     return Lines(
         "Members found, over false alarms",
         "False alarms on a logarithmic axis.",

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from sordino.accounting.claims import Adversary, Status, Subject, standing
-from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number, delta_text, epsilon_text
+from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number
 from sordino.accounting.statement import Promised
 from sordino.ledger.files import atomic_write
 from sordino.receipts import LeftInRun
@@ -275,12 +275,3 @@ def figures(one: BesideGuess) -> tuple[str, str, str]:
     ends = "" if one.low is None or one.high is None else f" ({one.low:.3g} to {one.high:.3g}, {one.level or 0:.0%})"
     control = "unknown" if one.control is None else f"{one.control:.3g}{unit}"
     return f"{one.value:.3g}{unit}{ends}", f"{one.baseline:.3g}{unit}", control
-
-
-def promised(held: Promised, simulated: bool) -> str:
-    """A guarantee in a line: epsilon, unit, neighbours, adversary, delta and status."""
-    nominal = "" if held.nominal_epsilon is None else f"; {held.nominal_epsilon:.3g} is printed and proves nothing"
-    return (
-        f"ε {epsilon_text(held.epsilon)} for one {held.unit} ({held.neighbours}) against the {held.adversary}, "
-        f"δ {delta_text(held.delta)}, {standing(held.status, simulated)}{nominal}"
-    )

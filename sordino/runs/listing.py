@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sordino.accounting.claims import standing
 from sordino.accounting.events import Json
-from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
+from sordino.accounting.words import in_short
 from sordino.errors import RunError, SordinoError
 from sordino.metrics import RoundRow, Scores
 from sordino.metrics.measures import last_scored
@@ -145,11 +144,7 @@ def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
     if row is None:
         printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)
         return "nothing promised" + ("" if printed is None else f"; nominal {printed:.3g} proves nothing")
-    subject = f"per {row.unit} ({row.neighbours}), against {row.adversary}"
-    text = f"ε {epsilon_text(row.epsilon)} {subject}, δ {delta_text(row.delta)}, "
-    if row.nominal_epsilon is not None:
-        return text + f"{standing('holds', simulated)}; nominal {row.nominal_epsilon:.3g} proves nothing"
-    return text + standing(row.status, simulated)
+    return in_short(row, simulated)
 
 
 class SiteNow(NamedTuple):

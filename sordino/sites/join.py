@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sordino.accounting.statement import Guarantee, beside_scores
-from sordino.accounting.words import described, merged, subject
+from sordino.accounting.words import described, in_short, merged, subject
 from sordino.cli.tables import guarantees
 from sordino.config import Experiment
 from sordino.engine import wire
@@ -136,6 +136,10 @@ class Proposed:
         return max(self.at_stake, key=lambda row: row.epsilon, default=None)
 
     @property
+    def at_most(self) -> str:
+        return in_short(self.worst, not self.experiment.privacy.real) if self.worst else ""
+
+    @property
     def epsilon(self) -> float:
         return math.inf if self.worst is None else self.worst.epsilon
 
@@ -148,7 +152,7 @@ class Proposed:
         if most is not None and not self.epsilon <= most:
             raise UnsoundGuarantee(
                 f"the plan costs this client more than --max-epsilon {most:g}",
-                why="in the whole run it may spend " + (self.worst.in_short if self.worst else "an unbounded epsilon"),
+                why="in the whole run it may spend " + (self.at_most or "an unbounded epsilon"),
                 fix="ask for a plan with a smaller budget or fewer rounds, or allow more. No cap allows an infinite "
                 "row: leave --max-epsilon out if you accept it",
                 code="above-own-cap",
@@ -321,7 +325,7 @@ def plan(console: Console, asked: Proposed) -> None:
     most = asked.options.max_epsilon
     each = f" per {asked.worst.unit}" if asked.worst else ""
     allowed = "" if most is None else f" (this site allows {most:g}{each})"
-    cost = f"at most {asked.worst.in_short}" if asked.worst else "more than any epsilon says: no noise covers it"
+    cost = f"at most {asked.at_most}" if asked.at_most else "more than any epsilon says: no noise covers it"
     console.print(f"\nThe whole run would cost this client [bold]{escape(cost)}[/bold]{allowed}.")
     for held, by in merged([row for row in asked.at_stake if row.status == "conditional"]):
         only_if = f"Against {subject(by)} this is conditional. It rests on: {'; '.join(held.because)}."

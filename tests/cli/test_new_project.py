@@ -29,7 +29,7 @@ def test_a_new_project_runs_and_is_listed(tmp_path: Path) -> None:
     assert entry["algorithm"] == "gaussian_gdp"
     assert (entry["rounds"], entry["planned"]) == (2, 2)
     assert entry["state"] == "finished"
-    assert "per example (replace), against server" in entry["promise"]
+    assert "per example (replace), against the server" in entry["promise"]
     assert 0 < entry["accuracy"] < 1
     assert entry["guarantee"]["unit"] == "example"
 
@@ -69,5 +69,5 @@ def test_a_promise_names_its_subject() -> None:
         because=(),
     )
     raw = row.beside(adversary="server", epsilon=math.inf, status="none")
-    assert promise([raw, row], False) == "ε 2 per client (replace), against public, δ 1e-05, proved"
+    assert promise([raw, row], False) == "ε 2 per client (replace), against the public, δ 1e-05, proved"
     assert promise([raw], False) == "nothing promised"

@@ -23,6 +23,7 @@ from sordino.metrics import RoundRow, Scores
 from sordino.receipts.receipt import opened
 from sordino.runs.play import Progress
 from sordino.runs.run import start
+from tests.report.test_run_page import ROW
 
 ROUNDS = 6
 FEW = [f"rounds={ROUNDS}", "partition=iid", "partition.clients=3", "evaluation.every=3", "evaluation.final=0"]
@@ -37,6 +38,9 @@ class Clock:
 
 
 # epsilon --------------------------------------------------------------------------------------------------------------
+
+
+HELD = "ε 8 per example (replace), against the server, δ 1e-05, proved (simulation)"
 
 
 def told(folder: Path, spending: LiveSpending, *overrides: str) -> list[str]:
@@ -62,16 +66,17 @@ def test_the_live_epsilon_is_the_statement_of_what_the_ledger_holds(tmp_path: Pa
     for t, text in enumerate(said, 1):
         row = statement(notes[:t], 3, setup.experiment.privacy.delta)[0]
         assert (row.unit, row.adversary) == ("example", "server")
-        assert text == f"ε {epsilon_text(row.epsilon)} of 8 per example, against the server"
+        held = f"ε {epsilon_text(row.epsilon)} per example (replace), against the server, δ 1e-05, proved (simulation)"
+        assert text == f"{held}; {t / ROUNDS:.0%} of the budget is spent"
     receipt = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert said[-1].startswith(f"ε {epsilon_text(receipt['guarantees'][0]['epsilon'])} of")
+    assert said[-1].startswith(f"ε {epsilon_text(receipt['guarantees'][0]['epsilon'])} per")
 
 
 def test_before_the_first_epsilon_the_spent_share_is_said(tmp_path: Path) -> None:
     said = told(tmp_path / "run", LiveSpending())
     # equal releases: each costs the same share
-    assert said[:-1] == [f"{t / ROUNDS:.0%} spent of ε 8 per example, against the server" for t in range(1, ROUNDS)]
-    assert said[-1] == "ε 8 of 8 per example, against the server"  # the last line has the last epsilon
+    assert said[:-1] == [f"{t / ROUNDS:.0%} of the budget is spent" for t in range(1, ROUNDS)]
+    assert said[-1] == f"{HELD}; 100% of the budget is spent"  # the last line has the last epsilon
 
 
 def test_an_older_epsilon_says_of_which_round_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,13 +90,14 @@ def test_an_older_epsilon_says_of_which_round_it_is(tmp_path: Path, monkeypatch:
     start(config.load(None, [*FEW, f"rounds={ROUNDS}"]), tmp_path / "run", watch)
     # a first composition is thought to take 0.5 s, so it waits for 10; on this clock it takes none, so the next waits
     # for 3
-    assert "spent of" in said[0]
+    assert said[0].endswith("% of the budget is spent")
+    assert "ε" not in said[0]
     assert all(text.startswith("ε ") and "after round" not in text for text in said[1:])
     spending.EVERY = 1000.0
     monkeypatch.setattr(module, "spent_share", lambda step: 0.61)  # which is exact in every round
     later = SimpleNamespace(round=99, rounds=100, federation=SimpleNamespace(plan=spending_plan("example", 8.0)))
     told = spending.text(later)  # type: ignore[arg-type]
-    assert told.endswith(f"against the server (after round {ROUNDS}; 61% spent by now)")
+    assert told == f"{HELD} after round {ROUNDS}; 61% of the budget is spent"
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -116,7 +122,7 @@ def test_nothing_is_claimed_without_a_mechanism(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_a_budget_epsilon_stands_alone(tmp_path: Path) -> None:
     said = told(tmp_path / "run", Eager(), "algorithm.multiplier=3.0", "privacy={}")
-    assert all(re.fullmatch(r"ε [\d.]+ per example, against the server", text) for text in said)
+    assert all(re.fullmatch(rf"ε [\d.]+ {re.escape(HELD[4:])}", text) for text in said)
     again = told(tmp_path / "again", LiveSpending(), "algorithm.multiplier=3.0", "privacy={}")
     assert (set(again[:-1]), again[-1]) == ({""}, said[-1])
 
@@ -136,15 +142,17 @@ def spending_plan(unit: str, epsilon: float) -> Any:
 @pytest.mark.parametrize(
     ("status", "text"),
     [
-        ("proved", "ε 41 of 8 per example, against the server"),
-        ("conditional", "ε 41 of 8 per example, against the server, conditional"),
-        ("nominal", "ε 41 per example, against the server, nominal"),  # the budget is counted in another number
+        ("proved", "proved"),
+        ("conditional", "conditional"),
+        ("nominal", "holds; nominal 0.5 proves nothing"),
     ],
 )
 def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = SimpleNamespace(subject=EXAMPLE, epsilon=41.0, status=status)
+    printed = 0.5 if status == "nominal" else None
+    row = ROW.beside(epsilon=41.0, status=status, nominal_epsilon=printed)
     monkeypatch.setattr("sordino.accounting.statement.statement", lambda *_: [row])
-    assert Eager().text(made_up(1)) == text
+    said = Eager().text(made_up(1))
+    assert said == f"ε 41 per example (replace), against the server, δ 1e-05, {text}; 10% of the budget is spent"
 
 
 def made_up(round: int) -> Any:
@@ -161,13 +169,12 @@ class Greedy(LiveSpending):
 
 def share_of_time(kind: type[LiveSpending], cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch) -> float:
     clock, composed = Clock(), 0.0
-    row = SimpleNamespace(subject=EXAMPLE, epsilon=1.0, status="proved")
 
     def slow(*_: Any) -> list[Any]:
         nonlocal composed
         clock.now += cost
         composed += cost
-        return [row]
+        return [ROW]
 
     monkeypatch.setattr("sordino.accounting.statement.statement", slow)
     spending = kind(clock)
@@ -218,8 +225,8 @@ def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
             watch(step(t, {"accuracy": t / 10, "loss": 1.0} if t % 2 else {}))
     lines = out.getvalue().splitlines()  # none is folded, none holds an escape sequence
     assert lines.pop(0) == f"note {WARNED[0]}"  # once, before the first round is told
-    assert lines[0] == "round 2/10  accuracy 10.00%  20% spent of ε 8 per example, against the server  12 s left"
-    assert lines[-1] == "round 10/10  accuracy 90.00%  100% spent of ε 8 per example, against the server"
+    assert lines[0] == "round 2/10  accuracy 10.00%  20% of the budget is spent  12 s left"
+    assert lines[-1] == "round 10/10  accuracy 90.00%  100% of the budget is spent"
     assert len(lines) == 5
     assert "\x1b" not in out.getvalue()
 
@@ -241,7 +248,7 @@ def test_a_terminal_gets_a_bar_and_the_price(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert f"/{ROUNDS} ━" in text
     assert "accuracy" in text
-    assert "ε 8 of 8 per example, against the server" in text
+    assert "ε 8 per example (replace), against the server" in text
 
 
 def test_quiet_is_quiet_and_composes_nothing() -> None:

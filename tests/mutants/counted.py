@@ -117,6 +117,13 @@ COUNTED_OR_NOT = [
         "tests/accounting/test_words.py::test_the_factor_that_is_never_exceeded_is_rounded_up",
     ),
     one(
+        "the line of a promise says nothing of a simulation",
+        "accounting/words.py",
+        "return said + standing(row.status, simulated)",
+        "return said + row.status",
+        "tests/report/test_run_page.py::test_the_promise_in_a_list_names_what_holds_and_what_does_not",
+    ),
+    one(
         "what two runs of a search draw once counts as one draw",
         "results/sweeps.py",
         "of_a_run(text, str(i))",

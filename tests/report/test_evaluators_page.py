@@ -118,4 +118,4 @@ def test_the_dashboard_calls_no_run_with_real_noise_simulated(run: Path) -> None
     lead = text.partition('class="lead">')[2].partition("</p>")[0]
     assert lead.endswith("3 clients; in one place.")
     assert "against anyone" in text
-    assert "against server<" not in text
+    assert "against the server<" not in text

@@ -75,8 +75,8 @@ def test_strength_has_no_word_stronger_than_the_number() -> None:
 
 def test_the_promise_in_a_list_names_what_holds_and_what_does_not() -> None:
     assert promise([ROW.beside(epsilon=math.inf)], True) == "nothing promised"
-    assert promise([ROW], False) == "ε 1 per example (replace), against server, δ 1e-05, proved"
-    assert promise([ROW], True) == "ε 1 per example (replace), against server, δ 1e-05, proved (simulation)"
+    assert promise([ROW], False) == "ε 1 per example (replace), against the server, δ 1e-05, proved"
+    assert promise([ROW], True) == "ε 1 per example (replace), against the server, δ 1e-05, proved (simulation)"
     told = promise([ROW.beside(status="nominal", nominal_epsilon=0.5)], False)
     assert "ε 1 per example" in told
     assert "holds; nominal 0.5 proves nothing" in told

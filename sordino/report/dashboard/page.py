@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from sordino.accounting.claims import standing
-from sordino.accounting.facts import epsilon_text
+from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import strongest
 from sordino.accounting.words import described, merged, subject
 from sordino.metrics import RoundRow, bytes_text
@@ -110,7 +110,8 @@ def _cards(run: WatchedRun, now: RunMoment) -> Html:
         if row is None:
             found.append(("epsilon", "∞", "nothing is promised"))
         else:
-            price = f"{standing(row.status, now.spending.simulated)}, {_after(now.spending)}"
+            held = standing(row.status, now.spending.simulated)
+            price = f"{held}, δ {delta_text(row.delta)}, {_after(now.spending)}"
             by = next(by for one, by in merged(now.spending.guarantees) if one.subject == row.subject)
             found.append(
                 (f"ε per {row.unit} ({row.neighbours}), against {subject(by)}", epsilon_text(row.epsilon), price)
