@@ -18,7 +18,6 @@ from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.planning.planner import Enough
-    from sordino.receipts import Spending
 
 app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
@@ -153,38 +152,25 @@ def spent(
     """Show the privacy spent by a run, from its ledger; for a ledger, by all runs on it together."""
     from sordino.cli.tables import groups, guarantees
     from sordino.cli.tables import spending as spending_table
-    from sordino.receipts.seal import vouched
+    from sordino.receipts import Lifetime, Spending
 
-    shared = None
-    if place.is_file():
-        with when_used("torch"):
-            from sordino.receipts.receipt import lifetime
-        shared = lifetime(place)
-    # where the ledger has sealed the receipt and nothing was spent since, the receipt says it at once
-    known = vouched(place) if shared is None and not (by_client or as_json) else None
-    told = shared if shared is not None or known is not None else _recomputed(place)
-    if as_json and told is not None:
-        say(told.to_json())
-        return
-    found = told or known
-    assert found is not None
-    console = Screen()
-    console.print(guarantees(found.guarantees, found.simulated, found.phases))
-    if shared is not None:
-        for line in (*shared.assumptions, *(f"{run.run}: {run.releases} releases" for run in shared.runs)):
-            console.print(f"[dim]· {escape(line)}[/dim]", highlight=False, soft_wrap=True)
-    if found.budget is not None and found.budget.groups:
-        console.print(groups(found.budget, found.simulated))
-    if by_client and told is not None:
-        console.print(spending_table(told.by_client, told.currency))
-
-
-def _recomputed(place: Path) -> Spending:
     with loading():  # a hundred thousand clients are as many values that all stay
         with when_used("torch"):
-            from sordino.receipts.receipt import spending
+            from sordino.receipts.receipt import lifetime, spending
 
-        return spending(place)
+        told: Lifetime | Spending = lifetime(place) if place.is_file() else spending(place)
+    if as_json:
+        say(told.to_json())
+        return
+    console = Screen()
+    console.print(guarantees(told.guarantees, told.simulated, told.phases))
+    if isinstance(told, Lifetime):
+        for line in (*told.assumptions, *(f"{run.run}: {run.releases} releases" for run in told.runs)):
+            console.print(f"[dim]· {escape(line)}[/dim]", highlight=False, soft_wrap=True)
+    if told.budget is not None and told.budget.groups:
+        console.print(groups(told.budget, told.simulated))
+    if by_client:
+        console.print(spending_table(told.by_client, told.currency))
 
 
 @app.command()

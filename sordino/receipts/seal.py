@@ -15,9 +15,8 @@ from shlex import quote
 
 from sordino.accounting.events import Json
 from sordino.accounting.facts import read_json
-from sordino.errors import LedgerError, RunError
+from sordino.errors import LedgerError
 from sordino.ledger import storage
-from sordino.ledger.ledger import Ledger
 from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder
 
@@ -134,17 +133,3 @@ def wrong(folder: Path, claimed: Json) -> list[str]:
         for name in here.keys() - stated.keys()
     ]
     return sorted(found)
-
-
-def vouched(folder: Path) -> Receipt | None:
-    """Receipt of a run if its ledger has sealed every word of it, and has no later entry; otherwise None."""
-    mine = RunFolder(folder)
-    mine.check()
-    try:
-        made = mine.receipt()
-    except (OSError, ValueError, RunError):
-        return None
-    if not mine.ledger.exists():
-        return None
-    with Ledger.as_founded(mine.ledger) as ledger:
-        return made if ledger.head() == made.ledger_head else None
