@@ -146,11 +146,10 @@ class Train(
     def update(self, s: Ranked, r: Received[Up], home: Home) -> Ranked:
         task, probe = home.task, given_examples(self, home)
         people = len(home.sizes)  # an upload that is not the model of a device counts as silence
-        sent = [up for up in r.each if 0 <= int(up.device) < people and tree.finite(up.delta)]
-        models = {int(up.device): tree.add(s.x, up.delta) for up in sent}
-        if len(models) < self.ranks:
+        sent = {int(up.device): up.delta for up in r.each if 0 <= int(up.device) < people and tree.finite(up.delta)}
+        if len(sent) < self.ranks:
             raise RunError(
-                f"only {len(models)} clients answered, but {self.ranks} clients are ranked for each class",
+                f"only {len(sent)} clients answered, but {self.ranks} clients are ranked for each class",
                 why="when the best client declines, the next one in the ranking is asked, so there must be enough of "
                 "them",
                 fix="resume when more clients are back; if a shared ledger has no budget left for them, use another "
@@ -158,11 +157,12 @@ class Train(
                 code="too-few-devices-answered",
             )
         recall, f1, sure = torch.zeros_like(s.recall), torch.zeros_like(s.f1), torch.full_like(s.recall, -1.0)
-        for k, model in models.items():  # silent devices come last
-            recall[k], f1[k], sure[k] = skill(task, model, probe)
+        for k, delta in sent.items():  # silent devices come last; one model at a time, as they may be large
+            recall[k], f1[k], sure[k] = skill(task, tree.add(s.x, delta), probe)
         order = ranked(f1 if self.rank == "f1" else recall, sure)[: self.ranks]
         kept = {
-            name: torch.stack([torch.stack([models[k][name] for k in row]) for row in order.tolist()]) for name in s.x
+            name: torch.stack([torch.stack([leaf + sent[k][name] for k in row]) for row in order.tolist()])
+            for name, leaf in s.x.items()
         }
         return Ranked(s.x, recall, f1, order, kept, torch.tensor(True))
 
