@@ -347,7 +347,7 @@ class Boast(Open):
 class Mine(FedAvg):
     read: Reader = Boast()
 """,
-        "no gate is private, but the receipt promises epsilon",
+        "no gate is private, but the receipt promises ε",
     ),
     "a private gate that promises nothing": Twin(
         {"receipt", "noisy"},

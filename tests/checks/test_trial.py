@@ -140,6 +140,12 @@ class Mine(FedAvg):
 class Mine(FedAvg):
     uplink: Uplink = Uplink(client=(Clip(1.0),), server=(Noise(neighbours="zero_out"),))
 """,
+    "noise that no budget pays for": """
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    uplink: Uplink = Uplink((ClipCoordinates(0.1),), (CoordinateLaplace(0.1, beta=0.01),))
+""",
     "momentum at the server": """
 class Kept(NamedTuple):
     x: dict
