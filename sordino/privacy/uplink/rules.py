@@ -19,7 +19,6 @@ from sordino.types import Offer
 
 RAW = "every upload is visible, and no noise hides a client"
 SUM = "sums of uploads are visible, and no noise hides a client"
-ROSTER = "clients in a secure sum know who else takes part: only their uploads are hidden from participants"
 SERVER_NOISE = "the server adds the noise: a site cannot see that it does"
 SERVER_COINS = "the server draws who takes part by independent coins at the planned rates, and keeps them secret"
 NOMINAL = "noise as published, whose size follows from no proved bound"
@@ -158,8 +157,9 @@ class Links:
         if not self.central:
             return claim
         event = amplify(claim.event, adversary)
-        if adversary == "participants" and isinstance(self.secure, Aggregated) and event != claim.event:
-            return claim.beside(because=(*claim.because, ROSTER))
+        crowd = "" if self.secure is None else self.secure.crowd
+        if adversary == "participants" and crowd and event != claim.event:
+            return claim.beside(because=(*claim.because, crowd))
         return claim.beside(event=event)
 
     def _unread(self, claim: Claim, multiplier: float | None) -> Claim:

@@ -42,6 +42,8 @@ MASKED = (
     "single uploads are masked: the server, which follows the protocol, opens the sum of at least {least} "
     "clients and nothing else"
 )
+ROSTER = "clients in a secure sum know who else takes part: only their uploads are hidden from participants"
+OPENED = "whoever has the key of all clients opens the sums, and sees how many uploads are in each: no cohort is hidden"
 SUM_OF_ALL = "sees the exact sum of the uploads, no noise in it"
 OWN_NOISE = "knows its own noise: sees the exact sum of the uploads"
 HONEST = "clients keep their own bounds: nobody can check an upload that nobody can read"
@@ -75,6 +77,11 @@ class SecureStage(Stage, ABC):
     aggregate_only = True
 
     takes_integers = True
+
+    @property
+    def crowd(self) -> str:
+        """Reason why participants see who, or how many, are in a round; empty where they do not."""
+        return ""
 
     @abstractmethod
     def least(self, cohort: int, noised: bool = False) -> int:
@@ -140,6 +147,10 @@ class Encrypted(SecureStage):
         found: EncryptedSums = branches.part("secure_sums", "encrypted")
         return found
 
+    @property
+    def crowd(self) -> str:
+        return OPENED if self.keys == "shared" else ""
+
     def least(self, cohort: int, noised: bool = False) -> int:
         # in a hidden cohort nobody may see that a round was empty: it is played, on noise alone
         return self.at_least if self.keys == "authority" else int(not noised)
@@ -178,6 +189,8 @@ class Aggregated(SecureStage):
     def sums(self) -> MaskedSums:
         found: MaskedSums = branches.part("secure_sums", "masked")
         return found
+
+    crowd = ROSTER
 
     def least(self, cohort: int, noised: bool = False) -> int:
         return max(2, 2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)

@@ -19,11 +19,13 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
 from sordino.privacy.uplink.fixed_point import Layout, Quantise
-from sordino.privacy.uplink.rules import RAW, ROSTER
+from sordino.privacy.uplink.rules import RAW
 from sordino.privacy.uplink.secure_stages import (
     COUNTED,
     HONEST,
+    OPENED,
     OWN_NOISE,
+    ROSTER,
     SHARED,
     SUM_OF_ALL,
     Aggregated,
@@ -76,12 +78,13 @@ def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
     plain, ours = (promised(Uplink(way, server), hidden) for way in (client, (*client, stage)))
     may_break = hidden and not kind.endswith("shared")
     for adversary in ("participants", "public"):
-        if kind == "secagg" and hidden and adversary == "participants":
-            # they are told who takes part: nothing is sampled for them, and only what a client sends is hidden
+        if not kind.endswith("authority") and hidden and adversary == "participants":
+            # they are told who takes part, or open sums that tell how many uploads they have: nothing is sampled for
+            # them, and only what a client sends is hidden
             event = plain[adversary].event
             assert isinstance(event, Poisson)
             assert (ours[adversary].event, ours[adversary].neighbours) == (event.event, "zero_out")
-            assert ROSTER in ours[adversary].because
+            assert (ROSTER if kind == "secagg" else OPENED) in ours[adversary].because
             continue
         if may_break:  # who sees a round broken off learns how many came
             because = (*plain[adversary].because, COUNTED)
