@@ -230,6 +230,14 @@ SUMS = [
         "tests/privacy/noise/test_own_law.py::test_it_is_refused_where_every_law_is",
     ),
     one(
+        "a run with noise as published that stops for a client of one class",
+        "privacy/readers/episodes.py",
+        " and not is_real(grant.source.name)",
+        "",
+        "tests/synthesis/test_fedavg_prototypes.py::"
+        "test_a_client_without_an_episode_is_refused_aloud_only_where_nothing_is_private",
+    ),
+    one(
         "a cohort hidden from those who count the uploads of the sums that they open",
         "privacy/uplink/secure_stages.py",
         'return OPENED if self.keys == "shared" else ""',
