@@ -23,6 +23,7 @@ from sordino.engine.executor import Answers, Clients
 from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import PrivacyError
+from sordino.keys import Key
 from sordino.ledger.ledger import MEMORY
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
@@ -32,7 +33,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.round import Outcome, one_round
 from sordino.runs.simulation import Simulation, adds
 from sordino.tree import Tree
-from sordino.types import Examples, Params, Terms
+from sordino.types import Examples, Params, Reader, Terms
 
 IN_A_FILE = "attacks reconstruct images of the training data and keep them in a file"
 Change = Callable[[int, Examples], Examples]  # a client and its rows -> the rows that it has in this game
@@ -122,7 +123,7 @@ class Rounds(ABC):
         states = setup.states().restore(start.states if prepares else {})
         given = None if prepares else PublicTensors.of(self.algorithm).public_tensors(start.result, simulation.home)
         federation, site = simulation.federation(MEMORY, run), simulation.site(run, states=states, public_tensors=given)
-        site.adds = adds(setup)
+        site.adds, self._key = adds(setup), setup.key if key is None else key
         site = replace(site, algorithm=self.algorithm, shards=self._rows(site.shards, change))
         if key is not None:
             federation, site = replace(federation, key=key), replace(site, key=key)
@@ -201,10 +202,7 @@ class Replay(Rounds):
         randomised."""
         if change is None:
             return shards
-        rows, key = Changed(raw(self.simulation), change), self.simulation.setup.key
-        if not isinstance(shards, PreparedShards):
-            return rows
-        return PreparedShards(rows, self.algorithm.read, lambda k: Counter(keys.word(keys.fold(key, "game", k))))
+        return answering(shards, Changed(raw(self.simulation), change), self.algorithm.read, self._key)
 
     def round(self) -> RecordedRound:
         clients, t, before = RecordedClients(self.site), self.t, self.model()
@@ -305,6 +303,15 @@ def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
     """
     weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
     return method.behind(read=method.read if method.read.plain else Open(), uplink=Uplink(client=weights))
+
+
+def answering(
+    like: Mapping[int, Examples], rows: Mapping[int, Examples], reader: Reader, key: Key
+) -> Mapping[int, Examples]:
+    """Rows as clients train on them: as they are, or randomised anew by `key`, where those in `like` are randomised."""
+    if not isinstance(like, PreparedShards):
+        return rows
+    return PreparedShards(rows, reader, lambda k: Counter(keys.word(keys.fold(key, "game", k))))
 
 
 def raw(simulation: Simulation) -> Shards:

@@ -115,6 +115,24 @@ def test_members_of_a_model_that_learned_by_heart_are_found() -> None:
     assert hidden.verdict in ("stopped", "no power")
 
 
+def test_a_canary_is_answered_at_random_as_other_images_are() -> None:
+    """The game on images under randomised response: raw ones would refute every claim about them."""
+    read = {"name": "responses", "of": "image", "epsilon": 1.0, "label_epsilon": 0.5}
+    table = {
+        "rounds": 1,
+        "partition": {"scheme": "iid", "clients": 3},
+        "data": {"source": "digits", "train": 60},
+        "algorithm": {"name": "fedavg", "local_steps": 1, "batch_size": "full"},
+        "read": read,
+        "privacy": {"delta": 1e-4},
+    }
+    (found,) = assault(config.validate(table), names=("canary",), asked=AttackSettings(trials=200, victims=1)).found
+    *_, lost = found.measured
+    assert "claimed" in lost.name
+    assert found.verdict == "stopped"  # it succeeds on raw images
+    assert lost.value < 1.0
+
+
 class Chance(RowSource):
     """Numbers of pure chance: whatever a model learns of them it has by heart."""
 

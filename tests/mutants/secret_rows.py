@@ -351,4 +351,11 @@ SECRET_ROWS = [
         "if False]:",
         f"{LANGUAGE}::test_an_adapter_that_would_learn_nothing_is_refused_before_training",
     ),
+    one(
+        "a canary past its randomised response",
+        "audits/replay.py",
+        "if not isinstance(like, PreparedShards):",
+        "if True:",
+        "tests/attacks/test_membership.py::test_a_canary_is_answered_at_random_as_other_images_are",
+    ),
 ]

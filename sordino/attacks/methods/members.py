@@ -31,7 +31,7 @@ from sordino.attacks.attack import BLIND, Attack
 from sordino.attacks.attacked_run import AttackedRun, MemberView, pictures
 from sordino.attacks.reconstruction import gradient
 from sordino.audits.lower_bounds import Outputs, tuned, upper
-from sordino.audits.replay import RecordedRound, Rounds
+from sordino.audits.replay import RecordedRound, Rounds, answering
 from sordino.privacy.readers import taken
 from sordino.results.findings import AttackFinding, BesideGuess, Roc, Verdict
 from sordino.types import Examples, Params, Task
@@ -319,10 +319,10 @@ class CanaryGame:
 
     def release(self, with_: bool, number: int) -> Params:
         """The change of the model in another release of the upload, with or without the canary and with fresh noise."""
-        site, rows = self.rounds.site, self.sides[with_]
-        draw = keys.word(keys.fold(self.key, "release", int(with_), number))
+        site, draw = self.rounds.site, keys.fold(self.key, "release", int(with_), number)
+        rows = answering(site.shards, {self.client: self.sides[with_]}, site.algorithm.read, draw)
         before, agreed = site.state(self.client), len(self.sides[True].y)  # the same, whether the canary counts or not
-        again = replace(site, shards={self.client: rows}, sizes={self.client: agreed}, key=draw)
+        again = replace(site, shards=rows, sizes={self.client: agreed}, key=keys.word(draw))
         terms = {self.client: self.heard.terms[self.client]}
         ((_, upload),) = again.each(self.rounds.t, self.heard.down, terms)
         site.states[self.client] = before  # the next release starts where this one did
