@@ -9,7 +9,7 @@ Fields of the receipt carry their meanings, of which `receipt_schema` makes the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -82,6 +82,12 @@ class ReceiptBudget(Fact):
     participations_used: Between = Field(description="Number of rounds in which a client did pay.")
     groups: tuple[Group, ...] = Field(default=(), description="Personal budgets: clients that grant the same.")
     subject: Subject | None = Field(default=None, description="Unit, change and adversary of the groups' epsilons.")
+
+    def nominal(self, rows: Sequence[Guarantee]) -> bool:
+        """True if it is counted by a publication's formula, which proves nothing, as one of the guarantees says."""
+        printed = self.epsilon * self.spent_share.max
+        claimed = any(group.claimed is not None for group in self.groups)
+        return claimed or any(row.nominal_epsilon == printed for row in rows)
 
 
 class Receipt(Fact):

@@ -172,6 +172,8 @@ def _budgets(facts: RunFacts) -> list[Html]:
     about = (
         "In the publication's own count of epsilon, which proves nothing: read the table below."
         if claimed
+        else "In the publication's own count of epsilon, which proves nothing."
+        if budget is not None and budget.nominal(facts.spent.guarantees)
         else f"In {facts.spent.currency}, the currency that adds up. A client whose budget is spent is not asked again."
     )
     spent = sorted(((facts.called(one.client), one.spent_share) for one in granted), key=lambda one: -one[1])

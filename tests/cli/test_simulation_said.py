@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import sordino
+from sordino.report.run_facts import gather
+from sordino.report.run_page import page
 from tests.helpers.command_line import Said
 
 TINY = ("rounds=1", "partition.clients=3", "model=logistic", "evaluation.final=1")
@@ -53,6 +55,19 @@ def test_a_simulation_stands_beside_proved(
     real = said(cli, place / "system", VERBS[verb])
     assert "proved" in real
     assert "(simulation)" not in real
+
+
+def test_a_budget_that_a_publication_counts_says_so(cli: Callable[..., Said], place: Path) -> None:
+    """Clients spent all of epsilon 8, beside a row that says nominal 8, which proves nothing."""
+    own = "the publication's own count, which proves nothing"
+    budget = re.compile(r"Budget of each client: .*?\.(?= )")
+    (proved,) = budget.findall(said(cli, place / "counter", ("show", "RUN")))
+    assert own not in proved
+    published = ("algorithm=gaussian_sampled", "algorithm.variant=published", "privacy.epsilon=8", *TINY)
+    sordino.run(None, *published, out=place / "published" / "run")
+    (nominal,) = budget.findall(said(cli, place / "published", ("show", "RUN")))
+    assert nominal.endswith(f"{own}.")
+    assert "own count of epsilon, which proves nothing." in page(gather(place / "published" / "run"))
 
 
 @pytest.mark.parametrize("verb", [("show", "RUN"), ("privacy", "spent", "RUN")])
