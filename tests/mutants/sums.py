@@ -245,6 +245,20 @@ SUMS = [
         "tests/stories/secure_sums/test_promises.py::test_what_each_adversary_is_promised[hidden-paillier, shared]",
     ),
     one(
+        "a cohort hidden from those who see how wide noise in shares is",
+        "privacy/uplink/rules.py",
+        'crowd = crowd or (WIDTH if self.shared else "")',
+        "crowd = crowd",
+        "tests/stories/secure_sums/test_promises.py::test_how_wide_noise_in_shares_is_does_not_tell_who_was_drawn",
+    ),
+    one(
+        "noise in shares that is sized as if a hidden cohort hid anybody",
+        "privacy/uplink/rules.py",
+        "(hidden and not self.shared)",
+        "hidden",
+        "tests/stories/secure_sums/test_promises.py::test_a_hidden_cohort_buys_no_smaller_shares_of_noise",
+    ),
+    one(
         "a run with noise that stops for values beyond the range",
         "privacy/uplink/rules.py",
         "links.grid.strict and (links.per_coordinate or private(links.server))",

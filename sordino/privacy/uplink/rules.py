@@ -19,6 +19,7 @@ from sordino.types import Offer
 
 RAW = "every upload is visible, and no noise hides a client"
 SUM = "sums of uploads are visible, and no noise hides a client"
+WIDTH = "each client adds a share of the noise, so how wide it is tells how many take part: no cohort is hidden"
 SERVER_NOISE = "the server adds the noise: a site cannot see that it does"
 SERVER_COINS = "the server draws who takes part by independent coins at the planned rates, and keeps them secret"
 NOMINAL = "noise as published, whose size follows from no proved bound"
@@ -113,7 +114,7 @@ class Links:
                 fix="use a visible cohort, or by_budget or threshold without a personal clip",
                 code="personal-clip-hidden",
             )
-        amplified = central and (hidden or bool(self.published))
+        amplified = central and ((hidden and not self.shared) or bool(self.published))
         return Offer(
             Subject(unit="client", neighbours=noise.neighbours, adversary="participants" if central else "server"),
             mechanism=noise.mechanism,
@@ -153,12 +154,14 @@ class Links:
         return [self._unread(claim, multiplier) for claim in made]
 
     def _seen_by(self, adversary: Adversary, claim: Claim, amplify: Callable[[Event, Adversary], Event]) -> Claim:
-        """Claim of noise on a sum, amplified by client sampling if this adversary cannot see who takes part."""
+        """Claim of noise on a sum, amplified by client sampling if this adversary sees neither who takes part nor how
+        many do."""
         if not self.central:
             return claim
         event = amplify(claim.event, adversary)
-        crowd = "" if self.secure is None else self.secure.crowd
-        if adversary == "participants" and crowd and event != claim.event:
+        crowd = "" if self.secure is None or adversary != "participants" else self.secure.crowd
+        crowd = crowd or (WIDTH if self.shared else "")
+        if crowd and event != claim.event:
             return claim.beside(because=(*claim.because, crowd))
         return claim.beside(event=event)
 
