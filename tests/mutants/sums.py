@@ -261,8 +261,15 @@ SUMS = [
     one(
         "a run with noise that stops for values beyond the range",
         "privacy/uplink/rules.py",
-        "links.grid.strict and (links.per_coordinate or private(links.server))",
+        "links.grid.strict and (links.per_coordinate or private(links.server) or _unseen(links))",
         "False",
         "tests/stories/secure_sums/test_refused.py::test_it_does_not_start[a stop that tells of single values beside noise]",
+    ),
+    one(
+        "a run that stops for values that its server is not to see",
+        "privacy/uplink/rules.py",
+        " or _unseen(links)",
+        "",
+        "tests/privacy/test_refusals.py::test_an_unsafe_call_is_refused[a run that stops for values that the server is not to see]",
     ),
 ]

@@ -159,6 +159,9 @@ CALLS: dict[str, Call] = {
         "strict-beside-noise",
         lambda: Uplink((ClipCoordinates(), Quantise(strict=True), Aggregated()), (CoordinateLaplace(),)),
     ),
+    "a run that stops for values that the server is not to see": Call(
+        "strict-beside-noise", lambda: Uplink((Quantise(strict=True), Encrypted("paillier")))
+    ),
     "a median of uploads that nobody can read": Call("stage-reads-each", lambda: Uplink((UserLevel(), Aggregated()))),
     "sums of CKKS for a server": Call("ckks-opened-for-server", lambda: Encrypted("ckks", keys="authority")),
     "shares of a step of the grid": Call("share-too-narrow", lambda: shared(bits=3).encode(UPLOAD, VISITOR)),

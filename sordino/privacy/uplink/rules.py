@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Subject
-from sordino.accounting.events import Event, NonPrivate, Poisson
+from sordino.accounting.events import Event, NonPrivate, Nothing, Poisson
 from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
 from sordino.privacy.uplink.as_published import AsPublished
 from sordino.privacy.uplink.coordinate_laplace import PER_COORDINATE_RULES, CoordinateLaplace
@@ -242,6 +242,11 @@ def _few_shares(links: Links) -> bool:
     return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
 
 
+def _unseen(links: Links) -> bool:
+    """True where the server is promised to learn nothing: one key of all clients hides uploads and sums from it."""
+    return links.secure is not None and links.secure.seen(None, False)[0] == Nothing()
+
+
 def _clips(links: Links) -> list[Clip | ClipLayers]:
     return [stage for stage in links.client if isinstance(stage, Clip | ClipLayers)]
 
@@ -329,10 +334,12 @@ RULES: tuple[Rule[Links], ...] = (
         "realised-denominator",
     ),
     Rule(
-        lambda links: bool(links.grid and links.grid.strict and (links.per_coordinate or private(links.server))),
+        lambda links: bool(
+            links.grid and links.grid.strict and (links.per_coordinate or private(links.server) or _unseen(links))
+        ),
         UnsoundGuarantee,
-        "noise at the server, and quantise with strict = true",
-        "whether the run stops depends on single values without noise, and everybody sees it",
+        "noise at the server, or one key of all clients, and quantise with strict = true",
+        "whether the run stops depends on single values without noise, and everybody sees it, the server too",
         "leave strict out: what is beyond the range is cut; a clip to a radius within the range leaves nothing to cut",
         "strict-beside-noise",
     ),
