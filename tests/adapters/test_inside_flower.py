@@ -20,6 +20,7 @@ import pytest
 
 from sordino.ledger.ledger import State
 from sordino.receipts.verify import examine, verify
+from tests.adapters import warm_apps
 from tests.adapters.environments import made, stop, verified_elsewhere, written
 from tests.adapters.test_private_uplink import calibrated, multipliers, row, states
 from tests.helpers.between_sites import ledger_of, model_of
@@ -50,14 +51,14 @@ class Loopback:
         (place / "flower" / "config.toml").write_text(settings)
         self.environment = {
             **os.environ,
-            "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(place / "warm"), str(binaries), os.environ["PATH"]]),
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "FLWR_HOME": str(place / "flower"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
             "QUICK_PLACE": str(place),
         }
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started = [warm_apps.lent(binaries / "python", place / "warm", self.environment)]
 
     def begin(self, name: str, *arguments: str) -> None:
         with (self.place / f"{len(self.started)}-{name}.log").open("wb") as log:

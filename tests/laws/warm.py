@@ -156,7 +156,9 @@ def _leave(keep: set[int]) -> None:
 # the server -----------------------------------------------------------------------------------------------------------
 
 
-def serve(listener: socket.socket, alive: int) -> None:
+def serve(
+    listener: socket.socket, alive: int, known: Callable[[], dict[str, Callable[[list[str]], None]]] | None = None
+) -> None:
     import select
 
     import torch
@@ -182,7 +184,7 @@ def serve(listener: socket.socket, alive: int) -> None:
             _tell_ends(begun)
         if listener in ready:
             line, _ = listener.accept()
-            entries = entries or _entries()
+            entries = entries or (known or _entries)()
             ours = [listener.fileno(), alive, ended, wake, *(other.fileno() for other in begun.values())]
             child = _begin(line, entries, ours)
             begun[child] = line
