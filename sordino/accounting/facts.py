@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -68,13 +68,19 @@ def delta_text(delta: float) -> str:
     return f"{_up(repr(float(delta))):.3g}"
 
 
-def epsilon_text(epsilon: float) -> str:
-    """An epsilon to three digits, rounded up; first to nine digits, which removes floating-point errors."""
-    return "∞" if epsilon == math.inf else f"{_up(f'{epsilon:.9g}'):.3g}"
+def epsilon_text(epsilon: float, digits: int = 3) -> str:
+    """An epsilon, or a noise multiplier, to three digits, rounded up; first to nine digits, which removes
+    floating-point errors."""
+    return "∞" if epsilon == math.inf else f"{_up(f'{epsilon:.9g}', digits):.{digits}g}"
 
 
-def _up(number: str) -> float:
-    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(number))
+def at_least_text(bound: float) -> str:
+    """A lower bound on an epsilon to three digits, rounded down."""
+    return f"{float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(repr(float(bound)))):.3g}"
+
+
+def _up(number: str, digits: int = 3) -> float:
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(number))
 
 
 class Fact(BaseModel):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
+from sordino.accounting.facts import epsilon_text
 from sordino.errors import (
     BELOW_ONE,
     INSIDE,
@@ -221,7 +222,7 @@ class Response(Event):
 
     @property
     def words(self) -> str:
-        return f"randomised response with {self.levels} answers (epsilon {self.epsilon:.4g} each)"
+        return f"randomised response with {self.levels} answers (epsilon {epsilon_text(self.epsilon, 4)} each)"
 
     @property
     def replaced(self) -> float:

@@ -203,8 +203,9 @@ def _numbers(one: AttackedPromise, simulated: bool) -> tuple[str, str]:
     claim there, too.
     """
     from sordino.accounting.claims import standing
+    from sordino.accounting.facts import at_least_text, epsilon_text
 
-    claimed = f"{one.claimed:.3g}, {standing(one.status, simulated)}, at {one.delta:g}"
+    claimed = f"{epsilon_text(one.claimed)}, {standing(one.status, simulated)}, at {one.delta:g}"
     if one.at_delta != one.delta:
-        claimed += f"\n{one.claimed_there:.3g} at {one.at_delta:g}"
-    return claimed, f"{one.at_least:.3g} at {one.at_delta:g}" if one.attack else ""
+        claimed += f"\n{epsilon_text(one.claimed_there)} at {one.at_delta:g}"
+    return claimed, f"{at_least_text(one.at_least)} at {one.at_delta:g}" if one.attack else ""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sordino.accounting.facts import epsilon_text
 from sordino.accounting.words import in_short
 from sordino.cli.tables import STATUS_STYLE, guarantees
 from sordino.metrics import bytes_text
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
 WIDE = 105  # columns of a terminal from which every fact gets a column of its own
 
 
+def _multiplier(row: PlanRow) -> str:
+    return "-" if row.noise_multiplier is None else epsilon_text(row.noise_multiplier, 4)
+
+
 def numbers(console: Console, answers: Sequence[Answer], given: float | None) -> None:
     """Print a plan without data. `given`: the noise multiplier, where epsilon was computed from it."""
     first = answers[0]
     q, made = first.question, first.promise
-    promise = f"epsilon {q.epsilon:.4g} at delta {q.delta:g}"
+    promise = f"epsilon {epsilon_text(q.epsilon, 4)} at delta {q.delta:g}"
     whom = f"for one {made.unit} ({made.neighbours}), against {made.adversary}"
-    needed = f"a noise multiplier of {first.noise_multiplier:.4g}"
+    needed = f"a noise multiplier of {epsilon_text(first.noise_multiplier, 4)}"
     if given is None:
         console.print(f"[bold]{promise}[/bold], {whom}, takes [bold]{needed}[/bold].")
     else:
@@ -84,7 +89,7 @@ def _facts(row: Planned, timing: str, simulated: bool) -> Iterator[tuple[str, st
         yield "promise", f"[{style}]{said}[/{style}], accountant {escape(made.accountant)}"
         yield (
             "noise",
-            f"multiplier {row.noise_multiplier:.4g} for the busiest client, with {row.participations:,} participations",
+            f"multiplier {_multiplier(row)} for the busiest client, with {row.participations:,} participations",
         )
     if made is not None and row.noise_to_signal is not None:
         signal = "gradients that add up to" if made.unit != "client" else "a mean update of"
@@ -131,7 +136,7 @@ WIDE_COLUMNS: dict[str, Cell] = {
     "clients": lambda row: f"{row.clients:,}",
     "cohort": lambda row: f"{row.cohort:,g}",
     "rounds": lambda row: f"{row.rounds:,}",
-    "noise multiplier": lambda row: f"{row.noise_multiplier:.4g}",
+    "noise multiplier": _multiplier,
     "noise / largest signal": lambda row: _ratio(row.noise_to_signal),
     "MB": lambda row: _short(row.bytes / 1e6),
     "min": lambda row: "-" if row.minutes is None else "<0.1" if row.minutes < 0.1 else _short(row.minutes),

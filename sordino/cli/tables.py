@@ -118,7 +118,7 @@ def group_cells(budget: ReceiptBudget, simulated: bool) -> tuple[str, list[str],
                 f"{group.granted:g}",
                 str(group.clients),
                 f"{used.min:g}" if used.min == used.max else f"{used.min:g} to {used.max:g}",
-                *([f"{group.claimed:.3g}"] if claimed else []),
+                *([epsilon_text(group.claimed or 0.0)] if claimed else []),
                 epsilon_text(group.spent),
                 standing(group.status, simulated) + (", over budget" if over else ""),
             ]

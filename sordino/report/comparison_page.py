@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from sordino.accounting.claims import Unit
-from sordino.accounting.facts import Fact, Number
+from sordino.accounting.facts import Fact, Number, delta_text, epsilon_text
 from sordino.accounting.statement import strongest
 from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
@@ -22,7 +22,7 @@ from sordino.metrics import HEADLINES, MEASURED, Metric
 from sordino.metrics.measures import Point, curve, headline
 from sordino.report.charts import Axis, Line, LinePoint, Lines, ScatterPoint, lines, number, points
 from sordino.report.frame import promises, self_contained, top
-from sordino.report.run_facts import COMPUTED, EVALUATOR, ROUND, SENT, score_axis, written
+from sordino.report.run_facts import COMPUTED, EPSILON, EVALUATOR, ROUND, SENT, score_axis, written
 from sordino.report.run_page import configuration
 from sordino.results.comparison_table import Row, caption, measured_by, shaped, sources
 from sordino.results.markup import Html, folded, joined, scrolled, section, tag
@@ -245,9 +245,9 @@ def _tradeoff(facts: ComparisonFacts, unit: Unit) -> Html:
         (
             p.name,
             p.by,
-            number(p.epsilon),
+            epsilon_text(p.epsilon),
             "" if p.nominal_epsilon is None else number(p.nominal_epsilon),
-            f"{p.delta:.3g}",
+            delta_text(p.delta),
             p.standing,
             write(p.score),
             "" if p.std is None else write(p.std),
@@ -258,7 +258,7 @@ def _tradeoff(facts: ComparisonFacts, unit: Unit) -> Html:
         f"{judged.words.capitalize()} and epsilon per {unit}",
         "Filled: an epsilon that holds. Red cross: the epsilon of a published formula, which proves nothing; the "
         "dotted line leads to what holds. Methods without a finite epsilon are not drawn.",
-        Axis(f"epsilon per {unit}"),
+        Axis(f"epsilon per {unit}", EPSILON),
         score_axis(judged),
         [ScatterPoint(p.name, names.index(p.name), p.epsilon, p.score, p.std, p.nominal_epsilon) for p in shown],
         (columns, rows),

@@ -8,13 +8,14 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
 from sordino import config
 from sordino.accounting.claims import UNIT, standing
 from sordino.accounting.composition import noised
-from sordino.accounting.facts import Fact, Number
+from sordino.accounting.facts import Fact, Number, delta_text, epsilon_text
 from sordino.accounting.words import Described, by_phase, described, merged, subject
 from sordino.cli.tables import secure
 from sordino.ledger.ledger import Entry
@@ -205,6 +206,7 @@ def _published_epsilons(entries: Sequence[Entry], budget: ReceiptBudget | None) 
 
 
 ROUND = Axis("round")
+EPSILON = partial(epsilon_text, digits=4)
 SENT = Axis("sent", bytes_text, "MB sent, both directions", 1e6, zero=True)
 COMPUTED = Axis(
     "computed",
@@ -296,10 +298,10 @@ def traffic(rows: Sequence[RoundRow]) -> Lines | None:
 def epsilons(facts: RunFacts) -> list[Lines]:
     """Charts of epsilon over rounds: of the proved one and, separately, of the one that a published formula gives,
     which proves nothing."""
-    y = Axis("epsilon", number, f"ε at δ = {facts.delta:g}", zero=True)
+    y = Axis("epsilon", EPSILON, f"ε at δ = {facts.delta:g}", zero=True)
     holds = Lines(
         "Epsilon that holds, over rounds",
-        f"At delta {facts.delta:.3g}, for the client that spent most; one line per unit and adversary.",
+        f"At delta {delta_text(facts.delta)}, for the client that spent most; one line per unit and adversary.",
         ROUND,
         y,
         [

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sordino.accounting.facts import at_least_text, epsilon_text
 from sordino.accounting.words import WHO, in_short
 from sordino.metrics import bytes_text
 from sordino.metrics.measures import Cost, Target, TargetReached
@@ -202,11 +203,13 @@ def _claimed(one: AuditedPromise) -> Html:
     assert one.played is not None
     twin = one.power.twin
     lost = [("claimed", one.played.claimed_there), ("lost at least", one.played.at_least)]
+    told = [epsilon_text(one.played.claimed_there), at_least_text(one.played.at_least)]
     if twin is not None and twin.at_delta == one.played.at_delta:
         lost.append(("a broken twin, at least", twin.at_least))
+        told.append(at_least_text(twin.at_least))
     title = f"Epsilon of one {one.unit} ({one.neighbours}) against the {one.adversary}"
     about = f"At delta {one.played.at_delta:g}."
-    numbers = ("", "epsilon"), [(name, f"{value:.3g}") for name, value in lost]
+    numbers = ("", "epsilon"), [(name, text) for (name, _), text in zip(lost, told, strict=True)]
     return bars(title, about, lost, Axis(""), numbers, marked=1)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from sordino.accounting.claims import Adversary, Status, Subject, standing
-from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number
+from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number, at_least_text, epsilon_text
 from sordino.accounting.statement import Promised
 from sordino.ledger.files import atomic_write
 from sordino.receipts import LeftInRun
@@ -72,16 +72,16 @@ class AuditedPromise(Subject):
     @property
     def in_figures(self) -> tuple[str, ...]:
         """Texts of a row: unit, adversary, claim, the two lower bounds, and the number of right guesses."""
-        claimed = f"{self.claimed:.3g}, {standing(self.status, True)}, at {self.delta:g}"
+        claimed = f"{epsilon_text(self.claimed)}, {standing(self.status, True)}, at {self.delta:g}"
         played = self.played
         who = f"{self.unit}, {self.neighbours}" + ("" if self.budget is None else f"\nbudget {self.budget:g}")
         if played is None:
             return who, self.adversary, claimed, "", "", ""
         if played.at_delta != self.delta:
-            claimed += f"\n{played.claimed_there:.3g} at {played.at_delta:g}"
+            claimed += f"\n{epsilon_text(played.claimed_there)} at {played.at_delta:g}"
         share = f" ({played.at_least / played.claimed_there:.0%})" if played.claimed_there else ""
-        at_least = f"{played.at_least:.3g} at {played.at_delta:g}{share}"
-        by_coins = f"{played.at_least_by_coins:.3g} at {self.delta:g}"
+        at_least = f"{at_least_text(played.at_least)} at {played.at_delta:g}{share}"
+        by_coins = f"{at_least_text(played.at_least_by_coins)} at {self.delta:g}"
         return who, self.adversary, claimed, at_least, by_coins, f"{played.right} of {played.canaries}"
 
     @property
@@ -93,7 +93,7 @@ class AuditedPromise(Subject):
         missed = ", / ".join(f"{weak:g}" for weak in self.power.missed)
         return (
             f"Power: a broken twin with noise / {caught:g} behind the same claim was caught"
-            f"{f' (noise / {missed} was not)' if missed else ''}: it loses at least {twin.at_least:.3g} at "
+            f"{f' (noise / {missed} was not)' if missed else ''}: it loses at least {at_least_text(twin.at_least)} at "
             f"{twin.at_delta:g}, with {twin.right} of {twin.canaries} right."
         )
 

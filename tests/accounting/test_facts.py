@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
-from sordino.accounting.facts import Fact, parsed
+import sordino
+from sordino.accounting.facts import Fact, at_least_text, epsilon_text, parsed
 from sordino.config import Experiment, Section
 from sordino.errors import SordinoError
 from sordino.metrics import RoundRow
@@ -41,3 +44,23 @@ def test_a_name_that_occurs_twice_has_no_value(twice: str) -> None:
     with pytest.raises(SordinoError, match="a name occurs twice") as refused:
         parsed(Path("f"), twice, Told, "fix")
     assert refused.value.fix == "fix"
+
+
+def test_what_is_printed_of_an_epsilon_is_never_less_and_of_a_lower_bound_never_more() -> None:
+    rng = random.Random(1)
+    for value in (10 ** rng.uniform(-3, 3) for _ in range(2000)):
+        for digits in (3, 4):
+            assert value * (1 - 1e-9) <= float(epsilon_text(value, digits)) <= value * (1 + 10.0 ** (1 - digits))
+        assert value * 0.99 <= float(at_least_text(value)) <= value
+    assert [epsilon_text(x, 4) for x in (8.0, 3.9991, 0.0)] == ["8", "4", "0"]
+    assert [at_least_text(x) for x in (0.0, 1.2399, 3.0)] == ["0", "1.23", "3"]
+
+
+def test_no_text_rounds_an_epsilon_to_the_nearest_number() -> None:
+    """Half of the numbers that a format makes are too small: 9.9994 is not 9.999. A publication's number proves nothing
+    in any case.
+    """
+    formats = re.compile(r"\{(?![^{}]*nominal)[^{}]*\b(?:epsilon|claimed\w*|at_least\w*)(?::\.[1-6][fg])\}")
+    assert formats.search('f"buys epsilon {q.epsilon:.4g} at"')
+    places = sorted(Path(sordino.__file__).parent.rglob("*.py"))
+    assert [(p.name, found[0]) for p in places if (found := formats.search(p.read_text(encoding="utf-8")))] == []

@@ -117,6 +117,20 @@ COUNTED_OR_NOT = [
         "tests/accounting/test_words.py::test_the_factor_that_is_never_exceeded_is_rounded_up",
     ),
     one(
+        "the epsilon that a multiplier buys rounded to the nearest",
+        "cli/plan_tables.py",
+        "epsilon {epsilon_text(q.epsilon, 4)} at",
+        "epsilon {q.epsilon:.4g} at",
+        "tests/accounting/test_facts.py::test_no_text_rounds_an_epsilon_to_the_nearest_number",
+    ),
+    one(
+        "a lower bound on epsilon rounded up",
+        "accounting/facts.py",
+        "rounding=ROUND_FLOOR",
+        "rounding=ROUND_CEILING",
+        "tests/accounting/test_facts.py::test_what_is_printed_of_an_epsilon_is_never_less_and_of_a_lower_bound_never_more",
+    ),
+    one(
         "the line of a promise says nothing of a simulation",
         "accounting/words.py",
         "return said + standing(row.status, simulated)",
