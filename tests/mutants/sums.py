@@ -245,6 +245,13 @@ SUMS = [
         "tests/stories/secure_sums/test_promises.py::test_what_each_adversary_is_promised[hidden-paillier, shared]",
     ),
     one(
+        "a clip of any radius above nothing",
+        "privacy/uplink/stages.py",
+        "SHORTEST = 1e-30",
+        "SHORTEST = 5e-324",
+        "tests/privacy/uplink/test_sensitivity.py::test_no_clip_is_so_short_that_rounded_coordinates_go_beyond_it",
+    ),
+    one(
         "a cohort hidden from those who see how wide noise in shares is",
         "privacy/uplink/rules.py",
         'crowd = crowd or (WIDTH if self.shared else "")',

@@ -16,12 +16,13 @@ import torch
 from sordino import tree
 from sordino.accounting.claims import check_neighbours
 from sordino.accounting.events import check_multiplier
-from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, WireError, check_range
+from sordino.errors import ConfigError, Range, UnsoundGuarantee, WireError, check_range
 from sordino.privacy.noise import GaussianNoise, IntegerNoiseLaw, NoiseLaw
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params, Tensor
 
 SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding cannot carry it above C
+SHORTEST = 1e-30  # radius of a clip; at 1e-42 rounded coordinates are 1.4 times as long
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def check_told(t: int, what: str, told: Sequence[float], least: float, most: flo
 class Clip(Stage):
     """A clip that scales the whole upload, all fields as one vector, into the ball of radius `radius`.
 
-    Guarantees: norm <= radius for every input and every radius above 1e-30; a non-finite upload becomes exactly zero.
+    Guarantees: norm <= radius for every input and every radius from 1e-30 on; a non-finite upload becomes exactly zero.
     Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the upload's dtype cannot hold it; the norm is taken in
     float64.
     """
@@ -107,7 +108,8 @@ class Clip(Stage):
     personal: bool = False
 
     def __post_init__(self) -> None:
-        check_range("the radius of a clip", self.radius, POSITIVE, "clip-not-positive")
+        why = "of much smaller numbers float32 has too few digits to keep a bound"
+        check_range("the radius of a clip", self.radius, Range(least=SHORTEST), "clip-not-positive", why=why)
         if self.order not in (1, 2):
             raise ConfigError(
                 f"the order of the clip is {self.order}",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino import keys, tree
+from sordino.errors import ConfigError
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates
@@ -158,6 +159,21 @@ def test_a_subnormal_clip_factor_is_no_way_around_the_bound() -> None:
     huge = {"w": torch.full((4,), 3e38)}
     clipped = Uplink(client=(Clip(1e-4),)).encode(huge, Grant(0, 1, 1, Still()))
     assert float(tree.norm(clipped)) <= 1e-4
+
+
+def test_no_clip_is_so_short_that_rounded_coordinates_go_beyond_it() -> None:
+    """The broken twin, which takes any radius, is 1.4 times as long as it says."""
+    worst: dict[float, float] = {}
+    for radius in (1e-30, 1e-42):
+        clip = Clip(1.0)
+        object.__setattr__(clip, "radius", radius)  # past the refusal
+        full = ({"w": torch.full((10**6,), radius / 1000 * size)} for size in (0.5, 0.9, 1.0, 1.1, 1.4, 2.0))
+        worst[radius] = max(float(tree.norm(clip.encode(one, Bound(), Grant(0, 1, 1, Still())))) for one in full)
+    assert worst[1e-30] <= Clip(1e-30).radius
+    assert worst[1e-42] > 1.3e-42
+    with pytest.raises(ConfigError) as refusal:
+        Clip(1e-42)
+    assert refusal.value.code == "clip-not-positive"
 
 
 @dataclass(frozen=True)
