@@ -39,8 +39,8 @@ demo: $(BIN)/sordino # install the core, run the default federation (real digits
 test: $(VENV)/dev # the fast suite
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-slow: $(VENV)/dev # the torture and statistics that take minutes; many wait, so three at a time
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 -m "slow or hypothesis" --durations=40
+slow: $(VENV)/dev # the torture and statistics that take minutes; many wait, so four at a time
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 -m "slow or hypothesis" --durations=40
 
 check: $(VENV)/dev # format, lint, types, import contract
 	$(BIN)/ruff format --check .
