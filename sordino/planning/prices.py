@@ -346,7 +346,8 @@ def check_secure(
     if noise is None or grid is None:
         return
     population = len(plan.participations)
-    multipliers, bound = [p.multiplier for k in plan.different for p in plan.prices(k)], uplink.bound(coordinates)
+    bound, typed = uplink.bound(coordinates), noise.multiplier  # beside a typed one, the plan may price the reader's
+    multipliers = [p.multiplier if typed is None else typed for k in plan.different for p in plan.prices(k)]
     if multipliers and noise not in uplink.client[: uplink.client.index(grid)]:
         noise.check_width(bound, min(multipliers))
         if isinstance(noise, NoiseShare):

@@ -195,6 +195,13 @@ SUMS = [
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
     ),
     one(
+        "the noise of gradients is asked whether that of a sum is wide enough",
+        "planning/prices.py",
+        "p.multiplier if typed is None else typed for",
+        "p.multiplier for",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
+    ),
+    one(
         "Laplace noise on integers has the discrete law, which composes to more",
         "privacy/noise/__init__.py",
         "return rounded_laplace(source, count, scale)",

@@ -153,6 +153,15 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
             **budget(schedule={"name": "linear_back"}),
         },
     ),
+    "noise of few steps of the grid beside loud noise on gradients": (
+        "noise-too-narrow",
+        {
+            **up([CLIP, {"name": "quantise", "bits": 8}, {"name": "secagg"}], [{**CENTRAL, "multiplier": 1.0}]),
+            "read": {"name": "noisy_gradient", "clip": 1.0, "multiplier": 1e4},
+            "algorithm": {"name": "fedavg", "local_steps": 1, "batch_size": "full"},
+            "privacy": {"delta": 1e-3},
+        },
+    ),
     "a client's noise of few steps of the grid": (
         "noise-too-narrow",
         up([CLIP, {"name": "quantise", "bits": 8}, NOISE]),
