@@ -235,8 +235,8 @@ ADAPTED = [
     one(
         "half precision is clipped with the slack of float32",
         "privacy/uplink/stages.py",
-        "slack = max(SLACK, 1 + 4 * torch.finfo(dtype).eps)",
-        "slack = SLACK",
+        "return max(SLACK, 1 + 4 * torch.finfo(dtype).eps)",
+        "return SLACK",
         "tests/privacy/uplink/test_sensitivity.py::test_the_bound_holds_for_uploads_in_half_precision[dtype1-whole]",
     ),
     one(

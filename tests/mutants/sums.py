@@ -195,6 +195,13 @@ SUMS = [
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
     ),
     one(
+        "a clip of coordinates that half precision rounds up",
+        "privacy/uplink/coordinate_laplace.py",
+        "limit = self.radius / slack(numbers.dtype)",
+        "limit = self.radius / slack(torch.float64)",
+        "tests/privacy/uplink/test_sensitivity.py::test_a_clip_of_coordinates_holds_in_half_precision",
+    ),
+    one(
         "the noise of gradients is asked whether that of a sum is wide enough",
         "planning/prices.py",
         "p.multiplier if typed is None else typed for",

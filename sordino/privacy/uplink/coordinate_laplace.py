@@ -27,7 +27,7 @@ from sordino.accounting.claims import Status
 from sordino.accounting.events import Event, Laplace, NonPrivate
 from sordino.errors import POSITIVE, PROBABILITY, ConfigError, Rule, UnsoundGuarantee, check_range
 from sordino.privacy.noise import LaplaceNoise
-from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Stage, Weigh
+from sordino.privacy.uplink.stages import Clip, ClipLayers, Stage, Weigh, slack
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource, Tensor
 
@@ -67,8 +67,12 @@ class ClipCoordinates(Stage):
         )
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        limit = self.radius / SLACK
-        return tree.map(lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0).clamp(-limit, limit), tree.formed(x))
+        def cut(leaf: Tensor) -> Tensor:
+            numbers = torch.where(torch.isfinite(leaf), leaf, 0.0)
+            limit = self.radius / slack(numbers.dtype)
+            return numbers.clamp(-limit, limit)
+
+        return tree.map(cut, tree.formed(x))
 
 
 @dataclass(frozen=True)

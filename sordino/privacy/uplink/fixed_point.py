@@ -140,7 +140,7 @@ class Quantise(Stage):
         return Bound(l1=l1, l2=min(l1, l2))
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        values, _ = self.layout.encode(tree.flat(tree.formed(x)).detach().cpu().numpy(), grant.client)
+        values, _ = self.layout.encode(tree.flat(tree.formed(x)).detach().double().cpu().numpy(), grant.client)
         return tree.unflat(here(torch.from_numpy(values)), self.shape(x))
 
     def shape(self, x: Tree) -> Tree:

@@ -129,10 +129,16 @@ class Clip(Stage):
         return tree.map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0) * clip_factor(norm, radius, leaf.dtype), x)
 
 
+def slack(dtype: torch.dtype) -> float:
+    """The factor by which a clip stays below its radius, so that rounding cannot carry it above: more in half precision
+    than SLACK.
+    """
+    return max(SLACK, 1 + 4 * torch.finfo(dtype).eps)
+
+
 def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
     """The factor min(1, radius/norm) in `dtype`, 0 where the norm is not finite; a norm of 0 is allowed."""
-    slack = max(SLACK, 1 + 4 * torch.finfo(dtype).eps)  # half precision rounds more coarsely
-    factor = torch.clamp(radius / (norm * slack).clamp_min(torch.finfo(norm.dtype).tiny), max=1.0)
+    factor = torch.clamp(radius / (norm * slack(dtype)).clamp_min(torch.finfo(norm.dtype).tiny), max=1.0)
     factor = torch.where(torch.isfinite(norm), factor, 0.0).to(dtype)
     # a subnormal factor has lost the digits that keep the bound
     return torch.where(factor < torch.finfo(dtype).tiny, 0.0, factor)

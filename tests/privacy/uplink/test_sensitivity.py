@@ -21,6 +21,7 @@ from sordino.errors import ConfigError
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates
+from sordino.privacy.uplink.fixed_point import Quantise
 from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Noise, Stage, Weigh
 from sordino.types import Bound, Grant, NoiseSource, Params
 from tests.privacy.doubles import Still
@@ -142,6 +143,17 @@ def test_an_upload_moves_by_its_sensitivity_and_never_further(name: str, count: 
 def test_the_bound_holds_for_float32_uploads(name: str, count: int) -> None:
     # the clip stops short of its radius by 1e-6, which is more than float32 can lose on the way
     assert local_ratio(LOCAL[name], count, dtype=torch.float32) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_clip_of_coordinates_holds_in_half_precision(dtype: torch.dtype) -> None:
+    """The nearest number of half precision may lie above a radius: of these by up to a 250th."""
+    here = Grant(0, 1, 1, Still())
+    for radius in torch.linspace(0.05, 0.5, 100).tolist():
+        clipped = ClipCoordinates(radius).encode({"w": torch.full((3,), 9.0).to(dtype)}, Bound(), here)
+        assert 0.96 * radius < float(clipped["w"].double().max()) <= radius
+        (whole,) = tree.leaves(Quantise().encode(clipped, Bound(), here))  # on a grid, too
+        assert whole.dtype == torch.int64
 
 
 @pytest.mark.parametrize("clip", [Clip(1.0), ClipLayers(1.0)], ids=["whole", "by layers"])
