@@ -18,6 +18,7 @@ from sordino import tree
 from sordino.accounting.events import Nothing, Poisson
 from sordino.audits.lower_bounds import FAR, Pair, Release
 from sordino.audits.noise_sources import Lanes, Silent, Weak
+from sordino.audits.planted import louder
 from sordino.budget.plan import Price
 from sordino.engine.server import FederatedServer
 from sordino.privacy.uplink import Uplink
@@ -78,6 +79,14 @@ class AttackerPosition:
             vector = torch.full((size,), length / size**0.5, dtype=torch.float64)
         return tree.unflat(vector, self.zero)
 
+    def behind(self, source: NoiseSource) -> tuple[Uplink, NoiseSource]:
+        """The uplink and the source of noise of one release. Noise on a grid is drawn of words, which a twin's are like
+        all others, so there the scale is what is changed.
+        """
+        if isinstance(source, Weak) and self.uplink.grid is not None:
+            return louder(self.uplink, 1 / source.factor), source.inner
+        return self.uplink, source
+
     def encoded(self, length: float) -> Release:
         """Function that releases an upload of norm `length` from a client that adds the noise itself; its argument is
         the source of noise.
@@ -89,10 +98,11 @@ class AttackerPosition:
             """One release of the upload, encoded and noised. A twin has too little noise; a random direction
             (`OneDirection`) has none that could be made smaller, so its twin spends a larger epsilon than is claimed.
             """
-            grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
                 grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)
-            return _seen(self.uplink.encode(upload, grant))
+                return _seen(self.uplink.encode(upload, grant))
+            uplink, source = self.behind(source)
+            return _seen(uplink.encode(upload, replace(self.grant, source=source)))
 
         many = at_once(call)
         return lambda source: drawn(call, source, many)
@@ -116,7 +126,8 @@ class AttackerPosition:
         multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
 
         def call(uploads: dict[int, Any], source: NoiseSource) -> torch.Tensor:
-            received = self.uplink.receive(
+            uplink, source = self.behind(source)
+            received = uplink.receive(
                 uploads,
                 self.zero,
                 federation.weights,

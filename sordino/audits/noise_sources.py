@@ -32,7 +32,7 @@ class Silent:
         return torch.ones(count, dtype=torch.bool) if self.only is None else torch.arange(count) == self.only
 
     def words(self, count: int) -> Tensor:
-        return torch.arange(count)
+        return torch.arange(count) + torch.iinfo(torch.int64).min  # without a sign: from 2^63 on
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -253,8 +253,7 @@ class PlantedUplink(Uplink):
         # noise on a grid is drawn from coins, and a random direction has none, so the scale is what is changed
         if uplink.grid is not None or isinstance(uplink.noise(), OneDirection):
             level = float(through(Silent(1.0)).noisy(GaussianNoise(), torch.zeros(()), 1.0))
-            uplink = replace(uplink, client=_louder(uplink.client, level), server=_louder(uplink.server, level))
-            through = unchanged
+            uplink, through = louder(uplink, level), unchanged
         return cls(**_settings(uplink), planted=planted, through=through)
 
     def encode(self, upload: Tree, grant: Grant) -> Tree:
@@ -275,7 +274,24 @@ class PlantedUplink(Uplink):
         return super().receive(uploads, zero, weights, expected, multiplier, self.through(source), **more)
 
 
-def _louder(stages: tuple[Stage, ...], level: float) -> tuple[Stage, ...]:
-    """The stages with noise multiplied by `level`; for level 0 without noise stages."""
-    kept = [stage for stage in stages if level > 0 or not isinstance(stage, Noise)]
-    return tuple(replace(stage, louder=level * stage.louder) if isinstance(stage, Noise) else stage for stage in kept)
+@dataclass(frozen=True)
+class OfAnyWidth(GaussianNoise):
+    """Gaussian noise that is drawn on a grid however coarse it is, as that of a broken twin may be."""
+
+    narrowest: ClassVar[float] = 0.0
+
+
+def louder(uplink: Uplink, level: float) -> Uplink:
+    """The uplink with noise multiplied by `level`; for level 0 without noise stages."""
+
+    def of(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        kept = [stage for stage in stages if level > 0 or not isinstance(stage, Noise)]
+        return tuple(_scaled(stage, level) if isinstance(stage, Noise) else stage for stage in kept)
+
+    return replace(uplink, client=of(uplink.client), server=of(uplink.server))
+
+
+def _scaled(stage: Noise, level: float) -> Noise:
+    law = stage.mechanism
+    law = OfAnyWidth(law.calibration) if type(law) is GaussianNoise else law
+    return replace(stage, louder=level * stage.louder, mechanism=law)

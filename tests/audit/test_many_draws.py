@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from sordino import config, tree
 from sordino.audits import clients
-from sordino.audits.noise_sources import Silent
-from sordino.privacy.noise import GaussianNoise
+from sordino.audits.gates import CAUGHT, HOLDS, audit
+from sordino.audits.noise_sources import Silent, Weak
+from sordino.privacy.noise import GaussianNoise, discrete_gaussian, rounded_laplace
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated
@@ -53,6 +57,33 @@ def test_hidden_coins_fall_in_no_order() -> None:
     far = stand(AT_THE_SERVER).summed(1e3, 0.5)(Counter(4))[:, 0]
     here = (far > far.median()).double()
     assert 0.3 < float(here[: clients.MANY // 4].mean()) < 0.7
+
+
+ON_A_GRID = [
+    *('partition={scheme="iid",clients=4}', "algorithm=fedavg", "algorithm.local_steps=1", "privacy={}", "rounds=1"),
+    'uplink={client=[{name="clip",radius=0.5},"secagg"],server=[{name="noise",multiplier=1,neighbours="zero_out"}]}',
+]
+
+
+@pytest.mark.parametrize("law", [discrete_gaussian, rounded_laplace])
+def test_noise_on_a_grid_of_a_silent_source_is_a_step_at_most(law: Callable[..., NDArray[np.int64]]) -> None:
+    """Words that are all small would be 45 scales away, which a Gaussian never accepts."""
+    for scale in (1.5, 4096.0, 1e9):
+        assert np.abs(law(Silent(), 100, scale)).max() <= 1
+
+
+def test_a_twin_on_a_grid_has_less_noise() -> None:
+    """Words are no smaller in a twin, so that its scale is, though the grid becomes too coarse for a promise."""
+    place = stand(ON_A_GRID)
+    release = place.summed(0.0, 1.0)
+    whole, less = (float(release(source).std()) for source in (Counter(1), Weak(Counter(1), 1e4)))
+    assert less == pytest.approx(whole / 1e4, rel=0.5)
+
+
+@pytest.mark.slow
+def test_an_audit_of_noise_on_a_grid_ends_and_catches_a_twin() -> None:
+    found = [audit(config.load({}, ON_A_GRID), trials=300, twin=twin, short=0.9).verdict for twin in (False, True)]
+    assert found == [HOLDS, CAUGHT]
 
 
 def own(self: Clip, x: Params, bound: object, grant: object) -> Params:

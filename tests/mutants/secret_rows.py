@@ -260,8 +260,8 @@ SECRET_ROWS = [
     one(
         "a twin's noise on a grid is lowered twice",
         "audits/planted.py",
-        "            through = unchanged\n",
-        "",
+        "uplink, through = louder(uplink, level), unchanged",
+        "uplink = louder(uplink, level)",
         "tests/audit/test_trained.py"
         "::test_canaries_are_seen_through_masks_as_closely_as_the_noise_in_their_sum_allows[of each client-3.0]",
     ),
@@ -357,5 +357,12 @@ SECRET_ROWS = [
         "if not isinstance(like, PreparedShards):",
         "if True:",
         "tests/attacks/test_membership.py::test_a_canary_is_answered_at_random_as_other_images_are",
+    ),
+    one(
+        "a broken twin on a grid has the noise of the run",
+        "audits/clients.py",
+        "if isinstance(source, Weak) and self.uplink.grid is not None:",
+        "if False:",
+        "tests/audit/test_many_draws.py::test_a_twin_on_a_grid_has_less_noise",
     ),
 ]
