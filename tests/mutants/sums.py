@@ -268,8 +268,8 @@ SUMS = [
     one(
         "a cohort hidden from those who see how wide noise in shares is",
         "privacy/uplink/rules.py",
-        'crowd = crowd or (WIDTH if self.shared else "")',
-        "crowd = crowd",
+        ' or (WIDTH if self.shared else "")',
+        "",
         "tests/stories/secure_sums/test_promises.py::test_how_wide_noise_in_shares_is_does_not_tell_who_was_drawn",
     ),
     one(
@@ -282,15 +282,22 @@ SUMS = [
     one(
         "a run with noise that stops for values beyond the range",
         "privacy/uplink/rules.py",
-        "links.grid.strict and (links.per_coordinate or private(links.server) or _unseen(links))",
-        "False",
+        "return one_key or bool(links.per_coordinate or private(links.server))",
+        "return one_key",
         "tests/stories/secure_sums/test_refused.py::test_it_does_not_start[a stop that tells of single values beside noise]",
     ),
     one(
         "a run that stops for values that its server is not to see",
         "privacy/uplink/rules.py",
-        " or _unseen(links)",
-        "",
+        "return one_key or bool(links.per_coordinate or private(links.server))",
+        "return bool(links.per_coordinate or private(links.server))",
         "tests/privacy/test_refusals.py::test_an_unsafe_call_is_refused[a run that stops for values that the server is not to see]",
+    ),
+    one(
+        "a budget is kept against the public alone, where participants see the cohort",
+        "privacy/uplink/rules.py",
+        "rate=rate if amplified and not self._crowd else 1.0",
+        "rate=rate if amplified else 1.0",
+        "tests/stories/secure_sums/test_promises.py::test_a_budget_is_kept_against_participants_who_see_the_cohort",
     ),
 ]

@@ -119,7 +119,7 @@ class Links:
             Subject(unit="client", neighbours=noise.neighbours, adversary="participants" if central else "server"),
             mechanism=noise.mechanism,
             everyone_pays=amplified,
-            rate=rate if amplified else 1.0,
+            rate=rate if amplified and not self._crowd else 1.0,  # participants who see it are promised no less
         )
 
     def claims(self, multiplier: float | None, amplify: Callable[[Event, Adversary], Event]) -> list[Claim]:
@@ -154,16 +154,18 @@ class Links:
         return [self._unread(claim, multiplier) for claim in made]
 
     def _seen_by(self, adversary: Adversary, claim: Claim, amplify: Callable[[Event, Adversary], Event]) -> Claim:
-        """Claim of noise on a sum, amplified by client sampling if this adversary sees neither who takes part nor how
-        many do."""
+        """Claim of noise on a sum, amplified by sampling if this adversary sees neither who nor how many take part."""
         if not self.central:
             return claim
         event = amplify(claim.event, adversary)
-        crowd = "" if self.secure is None or adversary != "participants" else self.secure.crowd
-        crowd = crowd or (WIDTH if self.shared else "")
+        crowd = (self._crowd if adversary == "participants" else "") or (WIDTH if self.shared else "")
         if crowd and event != claim.event:
             return claim.beside(because=(*claim.because, crowd))
         return claim.beside(event=event)
+
+    @property
+    def _crowd(self) -> str:
+        return self.secure.crowd if self.secure else ""
 
     def _unread(self, claim: Claim, multiplier: float | None) -> Claim:
         """The claim as it changes under a secure sum, where the server cannot read single uploads."""
@@ -242,9 +244,10 @@ def _few_shares(links: Links) -> bool:
     return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
 
 
-def _unseen(links: Links) -> bool:
-    """True where the server is promised to learn nothing: one key of all clients hides uploads and sums from it."""
-    return links.secure is not None and links.secure.seen(None, False)[0] == Nothing()
+def _hides(links: Links) -> bool:
+    """True where noise hides single values from all but the server, or one key of all clients from the server."""
+    one_key = links.secure is not None and links.secure.seen(None, False)[0] == Nothing()
+    return one_key or bool(links.per_coordinate or private(links.server))
 
 
 def _clips(links: Links) -> list[Clip | ClipLayers]:
@@ -334,9 +337,7 @@ RULES: tuple[Rule[Links], ...] = (
         "realised-denominator",
     ),
     Rule(
-        lambda links: bool(
-            links.grid and links.grid.strict and (links.per_coordinate or private(links.server) or _unseen(links))
-        ),
+        lambda links: bool(links.grid and links.grid.strict) and _hides(links),
         UnsoundGuarantee,
         "noise at the server, or one key of all clients, and quantise with strict = true",
         "whether the run stops depends on single values without noise, and everybody sees it, the server too",

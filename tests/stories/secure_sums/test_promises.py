@@ -18,6 +18,7 @@ from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, NonPriv
 from sordino.config import gates
 from sordino.engine.executor import SecureSum
 from sordino.planning.accounts import OpenRound
+from sordino.planning.planner import Planner
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
@@ -39,6 +40,7 @@ from sordino.privacy.uplink.secure_stages import (
 from sordino.privacy.uplink.stages import Clip, Stage, Weigh
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
+from sordino.runs.simulation import simulated
 from sordino.sampling import PoissonSample
 from sordino.types import Grant
 from tests.stories.secure_sums.sums import CLIP, NOISE, PROBED, SHARE, SHARES, Sums, Table, Watched, made
@@ -159,6 +161,21 @@ def test_a_hidden_cohort_buys_no_smaller_shares_of_noise() -> None:
 
 
 POISSON: Table = {"cohort": {"name": "poisson", "rate": 0.9}}
+
+
+@pytest.mark.parametrize("last", ["secagg", "paillier"])
+def test_a_budget_is_kept_against_participants_who_see_the_cohort(last: str) -> None:
+    """Of noise sized for a sample that they do not see they would lose 3.6 of a budget of 2."""
+    sized: Table = {
+        "partition": {"scheme": "iid", "clients": 60},
+        "cohort": {"name": "poisson", "rate": 0.5},
+        "privacy": {"epsilon": 2.0, "delta": 1e-3},
+        "uplink": {"client": [CLIP, last], "server": [{**NOISE, "neighbours": "zero_out"}]},
+        "rounds": 3,
+    }
+    found = {row.adversary: row.epsilon for row in Planner(simulated(made(**sized)).setup).guarantees if row.finite}
+    assert found["participants"] == pytest.approx(2.0, rel=1e-6)
+    assert found["public"] < 1.5  # to whom nobody shows the cohort
 
 
 ALL_OF: dict[str, tuple[Table, Any, Any]] = {  # tables, what the server is promised, and everybody else
