@@ -29,7 +29,7 @@ SEVERAL = "an example is one row: a person with several rows (those of one {}) i
 ONE_TEXT = "an example is one row with the text in it: whoever wrote several is not protected as a whole"
 TOKENIZER = "the tokenizer of {} was trained on public text: its tokens show what it was trained on"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
-TRUSTED = "{} is user code, trusted not to keep or send the data that it sees"
+TRUSTED = "{} is user code, trusted not to keep or send the data that it sees, and to fail at none of them"
 WARM = "the initial values of {} are public: the data that they were made from are not accounted for"
 
 

@@ -115,4 +115,12 @@ TOLD = [
         "return claimed",
         "tests/cli/test_simulation_said.py::test_a_budget_that_a_publication_counts_says_so",
     ),
+    one(
+        "own code that may fail at some rows, without a word",
+        "runs/public_inputs.py",
+        ", and to fail at none of them",
+        "",
+        "tests/runs/test_own_code.py::"
+        "test_own_code_that_fails_at_some_rows_tells_them_and_every_receipt_says_that_it_is_trusted",
+    ),
 ]

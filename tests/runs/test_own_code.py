@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from sordino.accounting.claims import Claim
 from sordino.accounting.events import Gaussian
 from sordino.algorithms.algorithm import KEEPS
 from sordino.algorithms.fedavg import FedAvg
+from sordino.data.dataset import Dataset
+from sordino.errors import OwnCodeError
 from sordino.planning.accounts import STATES, Accounts
 from sordino.planning.phase import shown_rows
 from sordino.planning.planner import Planner
@@ -33,6 +36,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.types import Bound, Grant, LocalWork, Reader
 from tests.laws import warm
+from tests.laws.adversary import other_data
 from tests.laws.cases import BY_NAME
 
 HERE = "tests.runs.test_own_code"
@@ -72,6 +76,34 @@ def test_a_promise_about_rows_that_own_code_sees_is_conditional(name: str, tmp_p
     assert any(row.unit == "example" and row.finite for row in ended.receipt.guarantees)
     assert condition in run_page.page(run_facts.gather(tmp_path / "run"))
     assert verify(tmp_path / "run") == []
+
+
+class Picky(Net):
+    """A network that takes no image that is white."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x.flatten(1) > 0.99).all(1).any()):
+            raise ValueError("a white image")
+        return super().forward(x)
+
+
+@pytest.mark.slow
+def test_own_code_that_fails_at_some_rows_tells_them_and_every_receipt_says_that_it_is_trusted(tmp_path: Path) -> None:
+    """Whether the run goes on is seen by everybody, and no noise covers that."""
+
+    made = BY_NAME["gaussian_gdp"].experiment(model={"name": f"{HERE}:Picky"})
+    trained, _ = simulated(made).population.shares
+    changed = int(trained[1][0])
+
+    def white(data: Dataset) -> Dataset:
+        x = np.array(data.train.x)
+        x[changed] = 255
+        return replace(data, train=data.train._replace(x=x))
+
+    receipt = start(made, tmp_path / "one").receipt
+    assert any(f"{HERE}:Picky" in said and "fail at none" in said for said in receipt.assumptions)
+    with other_data(white), pytest.raises(OwnCodeError, match="a white image"):
+        start(made, tmp_path / "other")
 
 
 def test_a_library_s_own_network_and_loss_stay_proved() -> None:
