@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PROBED = "a probe: one client a round is encrypted, the integers of all others are added in clear"
 HIDDEN = (
     "the server adds ciphertexts and has no key: uploads and model are hidden from it computationally, as "
-    "long as {scheme} is not broken, and nothing that it sees follows from an opened sum: no stop for an upload that "
-    "is no number, no adaptive schedule, no dynamic rates or radii"
+    "long as {scheme} is not broken, and nothing that it sees follows from an opened sum: no published model, no stop "
+    "for an upload that is no number, no adaptive schedule, no dynamic rates or radii"
 )
 SHARED = "all clients hold one key: the server and any one client together read every upload"
 AUTHORITY = (

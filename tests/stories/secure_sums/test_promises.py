@@ -107,7 +107,7 @@ def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
     if kind.endswith("shared"):
         assert (claim.event, claim.status) == (Nothing(), "conditional")
         assert SHARED in claim.because
-        assert any("no stop for an upload that is no number" in line for line in claim.because)  # it would see one
+        assert any("no published model, no stop" in line for line in claim.because)  # it would see them
     else:
         what = SUM_OF_ALL if place == "none" else OWN_NOISE
         assert (claim.event, claim.status) == (NonPrivate(what), "none")
