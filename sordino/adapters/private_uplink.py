@@ -26,7 +26,7 @@ from sordino.errors import BudgetExhausted, ConfigError, RunError, SordinoError,
 from sordino.planning import Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts, OpenRound
 from sordino.planning.phase import PlannedRun
-from sordino.privacy.noise.sources import for_client, for_round
+from sordino.privacy.noise.sources import check_digits, for_client, for_round
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder, absolute_folder
 from sordino.receipts.receipt import write_receipt
@@ -186,6 +186,7 @@ class PrivateUplink:
         self._phase = PlannedRun(experiment, public, {"": coordinates}).phases[-1]
         self._own = (0,) if side == "client" else None  # a client's books believe the server nothing
         _ = self._phase.plan  # refuses settings whose guarantee would be false
+        check_digits()
         self._open_folder(side)
 
     def _open_folder(self, side: str) -> None:

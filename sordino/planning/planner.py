@@ -24,6 +24,7 @@ from sordino.budget.plan import kinds
 from sordino.ledger.ledger import MEMORY
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedPhase
+from sordino.privacy.noise.sources import check_digits
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
@@ -111,10 +112,11 @@ class Planner:
         return statement(self._notes, people, self.phase.experiment.privacy.delta, rows_per_key=rows)
 
     def check_noise(self) -> None:
-        """Refuses noise that its law cannot draw, and real noise of a typed size whose guarantees would need a larger
-        delta than was granted; noise that a budget sizes leaves room for what it lacks of the ideal law.
-        """
+        """Refuses noise that its law, or this machine, cannot draw, and real noise of a typed size that needs a larger
+        delta than was granted; noise that a budget sizes leaves room for what it lacks of the ideal law."""
         _ = self.expected_noise  # asks the law
+        if self.phase.policy.real:
+            check_digits()
         delta = self.phase.experiment.privacy.delta
         phases = self.phase.whole.phases
         offers = [one for phase in phases for one in phase.offers]

@@ -123,4 +123,19 @@ TOLD = [
         "tests/runs/test_own_code.py::"
         "test_own_code_that_fails_at_some_rows_tells_them_and_every_receipt_says_that_it_is_trusted",
     ),
+    one(
+        "real noise from tables in short numbers",
+        "privacy/noise/sources.py",
+        "DIGITS = 64",
+        "DIGITS = 53",
+        "tests/privacy/noise/test_grid.py::"
+        "test_where_numpy_has_no_long_numbers_tables_would_be_too_coarse_and_no_real_noise_is_drawn",
+    ),
+    one(
+        "a run with real noise that begins where none can be drawn",
+        "planning/planner.py",
+        "            check_digits()\n",
+        "            pass\n",
+        "tests/runs/test_delta.py::test_a_machine_whose_tables_would_use_up_more_begins_no_run_with_real_noise",
+    ),
 ]

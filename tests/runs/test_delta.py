@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sordino import config
@@ -86,6 +87,17 @@ def test_a_statement_that_adds_it_is_found(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(statement, "_worst", added)
     assert any("delta" in line or "epsilon" in line for line in verify(tmp_path / "run"))
+
+
+def test_a_machine_whose_tables_would_use_up_more_begins_no_run_with_real_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(np, "longdouble", np.float64)  # as on Windows
+    with pytest.raises(UnsoundGuarantee) as refusal:
+        start(real("exact"), tmp_path / "run")
+    assert refusal.value.code == "noise-needs-long-numbers"
+    assert not (tmp_path / "run").exists()
+    assert start(real("exact", noise="counter"), tmp_path / "simulation").receipt.simulated
 
 
 def test_a_delta_that_the_tables_use_up_is_refused() -> None:

@@ -35,6 +35,7 @@ GRID = 4096  # noise scale in grid steps: at least this, less than twice
 
 BLOCK = 1 << 15  # numbers that are noised together, while a processor's cache holds them
 SECRET = 32  # bytes from which clients draw what they draw once
+DIGITS = 64  # binary ones, in which tables are computed
 TABLE_ERROR = 1e-14  # total variation of one coordinate against the ideal law
 
 
@@ -95,6 +96,7 @@ class System:
             why="below this number a step of the noise's grid is too small for a float",
             fix="bound the input with a clip",
         )
+        check_digits()
         from sordino.fast.row_sums import wide  # not before: who only prices noise adds nothing up
 
         step = grid_step(scale)
@@ -133,6 +135,18 @@ class RepeatedNoise(System):
 
     def _words(self, count: int) -> NDArray[np.uint64]:
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
+
+
+def check_digits() -> None:
+    """Refuses real noise where numpy's longest floats are too short for its tables, as on Windows and on ARM Macs."""
+    if (digits := np.finfo(np.longdouble).nmant + 1) < DIGITS:
+        raise UnsoundGuarantee(
+            "real noise on this machine",
+            why=f"its tables need numbers of {DIGITS} binary digits, and numpy's longest have {digits} here: the noise "
+            "would be some hundred times further from its law than delta counts",
+            fix='run it on Linux; privacy.noise = "counter" simulates, and protects nobody',
+            code="noise-needs-long-numbers",
+        )
 
 
 def grid_step(scale: float) -> float:

@@ -301,3 +301,16 @@ def test_noise_comes_in_the_precision_of_the_values() -> None:
         noisy = System().noisy(LaplaceNoise(), torch.zeros(3, dtype=dtype), 1.0)
         assert noisy.dtype == found
         assert on_grid(noisy.double().numpy(), grid_step(1.0)) == 1
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_where_numpy_has_no_long_numbers_tables_would_be_too_coarse_and_no_real_noise_is_drawn(
+    law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows and on ARM Macs."""
+    monkeypatch.setattr(np, "longdouble", np.float64)
+    with np.errstate(invalid="ignore"):
+        assert table_error(law, 4097.0, table(law, 4097.0), every=997) > 10 * TABLE_ERROR
+    with pytest.raises(UnsoundGuarantee) as refusal:
+        release(law, 0.5, System(), count=2)
+    assert refusal.value.code == "noise-needs-long-numbers"
