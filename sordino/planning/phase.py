@@ -23,7 +23,7 @@ from sordino.algorithms.preset import adapting
 from sordino.budget import SCHEDULES, Adaptive, Schedule
 from sordino.budget.plan import Budget, Plan
 from sordino.config import Experiment, build, resolved_table
-from sordino.errors import damaged
+from sordino.errors import UnsoundGuarantee, damaged
 from sordino.ledger.books import of_phase
 from sordino.ledger.ledger import Each, Ledger, LedgerScope
 from sordino.planning import AGREEMENT_FILE, PUT_BACK, Agreement, PublicNumbers
@@ -256,6 +256,15 @@ class PlannedPhase:
         slow, chaos, network = experiment.stragglers, experiment.chaos, experiment.engine.network
         faults = slow.share + chaos.drop + chaos.slow > 0 or network.timeout_s is not None
         check_secure(self.algorithm.uplink, plan, self.cohort, self.rounds, delta, self.coordinates, faults)
+        if self.policy.hidden and plan.everyone_pays and network.timeout_s is not None:
+            raise UnsoundGuarantee(
+                f"engine.network.timeout_s = {network.timeout_s:g} with noise on the sum of a hidden cohort",
+                why="clients share lines and processes: one client more makes others late, and leaves them out of the "
+                "sum, which then moves by more than one clip",
+                fix="leave the timeout out, or use a visible cohort; [stragglers] and [chaos] lose clients by coins of "
+                "their own",
+                code="timeout-tells",
+            )
         return plan
 
     @cached_property

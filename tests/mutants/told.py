@@ -138,4 +138,11 @@ TOLD = [
         "            pass\n",
         "tests/runs/test_delta.py::test_a_machine_whose_tables_would_use_up_more_begins_no_run_with_real_noise",
     ),
+    one(
+        "a hidden cohort with a timeout",
+        "planning/phase.py",
+        "if self.policy.hidden and plan.everyone_pays and network.timeout_s is not None:",
+        "if False:",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
+    ),
 ]

@@ -33,6 +33,14 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
             **budget(**QUICK),
         },
     ),
+    "a timeout under which one client of a hidden cohort makes another one late": (
+        "timeout-tells",
+        {
+            **up([CLIP], [{"name": "noise", "neighbours": "zero_out", "multiplier": 1.0}]),
+            "cohort": POISSON,
+            "engine": {"executor": "processes", "network": {"timeout_s": 60.0}},
+        },
+    ),
     "two private gates, and nobody may see who took part": (
         "two-gates-hidden",
         {

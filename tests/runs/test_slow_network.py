@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from sordino import config, tree
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.receipts.folder import RunFolder
 from sordino.runs.play import Progress
 from sordino.runs.run import start
@@ -176,3 +176,22 @@ def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(
     )  # only the round in which it was first waited for: then the one left over is asked in its place
     assert answered[-1] == 9
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["rounds"] == 6
+
+
+@pytest.mark.slow
+def test_who_else_is_asked_decides_who_is_late_so_a_hidden_cohort_has_no_timeout(tmp_path: Path) -> None:
+    """In one process, on a line on which an upload takes two seconds."""
+    network, answered = {"up_mbit": 0.01, "timeout_s": 7.5}, []
+    for size in (1, 6):
+        start(made(network, workers=1, rounds=1, cohort={"name": "round_robin", "size": size}), tmp_path / f"{size}")
+        (row,) = RunFolder(tmp_path / f"{size}").metrics()
+        answered.append(row.answered)
+    assert answered[0] == 1
+    assert 0 < answered[1] < 6
+    bound = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "zero_out"}]}
+    with pytest.raises(UnsoundGuarantee) as refusal:
+        start(
+            made(network, cohort={"name": "poisson", "rate": 0.3}, uplink=bound, privacy={"epsilon": 8.0}),
+            tmp_path / "hidden",
+        )
+    assert refusal.value.code == "timeout-tells"
