@@ -58,6 +58,7 @@ AT_THE_SERVER = (
     "test metrics were computed on the server's own examples, or are scores that sites chose to share, which no noise "
     "covers"
 )
+LATE = "which sites answer in time does not depend on who else was drawn: sums under one noise differ in one client"
 NOT_SHARED = "this site shared no test scores with the server"
 OWN_MODELS = (
     "scores of clients' own models depend on their training examples, and nothing covers them: the evaluator, who sees "
@@ -80,6 +81,8 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
         assumptions.append(BUDGETS)
     if setup.ways and not environment.site:
         assumptions.append(OWN_MODELS)
+    if environment.site and federation.policy.hidden and federation.plan.everyone_pays:
+        assumptions.append(LATE)
     return Receipt(
         format=FORMAT,
         run=federation.run,

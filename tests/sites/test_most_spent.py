@@ -18,6 +18,7 @@ from sordino.errors import UnsoundGuarantee
 from sordino.privacy.uplink.rules import SERVER_COINS, SERVER_NOISE
 from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import LATE
 from sordino.receipts.verify import examine, verify
 from sordino.sites.agreement_file import invite
 from sordino.sites.join import JoinOptions, Proposed, plan
@@ -135,6 +136,7 @@ def test_what_rests_on_the_server_is_conditional_in_a_sites_books(tmp_path: Path
         assert all(reason in said for reason in because)
         ended = between.play()
         assert {row.status for row in ended.receipt.guarantees if row.finite} == {"proved"}
+        assert (LATE in ended.receipt.assumptions) == (SERVER_COINS in because)
         member = between.member("site-0")
         rows = [row for row in member.receipt().guarantees if row.finite]
         between.stop("site-0")
