@@ -22,13 +22,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+F = TypeVar("F", bound=Callable[..., Any])
+PURE: set[Any] = set()  # functions that depend on their arguments (owner, parameters, tensors) alone
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 BF16 = {"amx_bf16", "avx512_bf16"}  # matrix units, and wide vectors
@@ -88,6 +91,12 @@ class Operand(NamedTuple):
         expanded.
         """
         return self.whole if self.each else self.whole.expand(clients, *self.whole.shape)
+
+
+def pure(of: F) -> F:
+    """Decorator: declares that a function depends on its arguments alone, so that a GPU may replay its kernels."""
+    PURE.add(of)
+    return of
 
 
 def transforming() -> bool:

@@ -10,35 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sordino.fast import transforming
+from sordino.fast import PURE, transforming
 from sordino.fast.factored import dense
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Gradients = dict[str, Any]  # tensors, or what stands for one, by their names
-F = TypeVar("F", bound=Callable[..., Any])
 
 AS_IT_IS = 2  # calls with the same shapes that are not recorded: in them libraries choose their kernels
 MOST = 16  # recordings that one owner keeps; each holds all that its kernels write
 KEPT = "_recorded"  # the recordings, among the attributes of their owner
 
-_PURE: set[Any] = set()
-
-
-def pure(of: F) -> F:
-    """Decorator: declares that a function depends on its arguments (owner, parameters, tensors) alone."""
-    _PURE.add(of)
-    return of
-
 
 def owner_of(of: Any) -> Any:
     """The owner bound to a `pure` function, which keeps its recordings; None where no recordings may be made."""
-    bound = isinstance(of, partial) and of.func in _PURE and len(of.args) == 1 and not of.keywords
+    bound = isinstance(of, partial) and of.func in PURE and len(of.args) == 1 and not of.keywords
     return of.args[0] if bound and getattr(of.args[0], "replays", False) else None
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sordino import keys, tree
-from sordino.fast.graphs import pure
+from sordino.fast import pure
 from sordino.types import Examples, LocalWork, Params, Scorer, Shard, Task
 
 if TYPE_CHECKING:

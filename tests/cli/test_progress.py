@@ -16,14 +16,13 @@ from rich.console import Console
 from sordino import config
 from sordino.accounting.claims import Subject
 from sordino.accounting.facts import epsilon_text
-from sordino.accounting.statement import statement
+from sordino.accounting.statement import Guarantee, statement
 from sordino.cli import progress as module
 from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
 from sordino.metrics import RoundRow, Scores
 from sordino.receipts.receipt import opened
 from sordino.runs.play import Progress
 from sordino.runs.run import start
-from tests.report.test_run_page import ROW
 
 ROUNDS = 6
 FEW = [f"rounds={ROUNDS}", "partition=iid", "partition.clients=3", "evaluation.every=3", "evaluation.final=0"]
@@ -127,6 +126,10 @@ def test_without_a_budget_epsilon_stands_alone(tmp_path: Path) -> None:
     assert (set(again[:-1]), again[-1]) == ({""}, said[-1])
 
 
+ROW = Guarantee(
+    unit="example", neighbours="replace", adversary="server", epsilon=1.0, delta=1e-5, status="proved", because=(),
+    releases=3, accountant="gdp", accountants={"gdp": 1.0}, event=None,
+)  # fmt: skip
 EXAMPLE = Subject(unit="example", neighbours="replace", adversary="server")
 
 

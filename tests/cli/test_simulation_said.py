@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 import sordino
-from sordino.report.run_facts import gather
-from sordino.report.run_page import page
 from tests.helpers.command_line import Said
 
 TINY = ("rounds=1", "partition.clients=3", "model=logistic", "evaluation.final=1")
@@ -59,6 +57,9 @@ def test_a_simulation_stands_beside_proved(
 
 def test_a_budget_that_a_publication_counts_says_so(cli: Callable[..., Said], place: Path) -> None:
     """Clients spent all of epsilon 8, beside a row that says nominal 8, which proves nothing."""
+    from sordino.report.run_facts import gather
+    from sordino.report.run_page import page
+
     own = "the publication's own count, which proves nothing"
     budget = re.compile(r"Budget of each client: .*?\.(?= )")
     (proved,) = budget.findall(said(cli, place / "counter", ("show", "RUN")))

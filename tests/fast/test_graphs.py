@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.fast import graphs
+from sordino.fast import graphs, pure
 from tests.laws.cases import BY_NAME
 from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import finished
@@ -55,7 +55,7 @@ class Owner:
     replays = True
 
 
-@graphs.pure
+@pure
 def doubled(owner: Owner, params: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
     return {name: 2 * value + x for name, value in params.items()}
 

@@ -82,6 +82,7 @@ NOT_IN_A_TABLE = {
     **dict.fromkeys(
         ["more-rounds-than-planned", "phase-beyond-plan"], "test_no_phase_is_asked_for_more_often_than_planned"
     ),
+    "noise-needs-long-numbers": "test_where_numpy_has_no_long_numbers_tables_would_be_too_coarse_and_no_real_noise_is_drawn",
     "no-ledger-place": "test_a_server_that_says_nothing_of_its_ledger_is_refused",
     **dict.fromkeys(["not-for-sites", "scores-not-shared"], "test_what_is_not_for_sites_is_refused"),
     "above-own-cap": "test_a_plan_above_the_sites_own_cap_is_declined",

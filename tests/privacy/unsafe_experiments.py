@@ -36,7 +36,7 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "a timeout under which one client of a hidden cohort makes another one late": (
         "timeout-tells",
         {
-            **up([CLIP], [{"name": "noise", "neighbours": "zero_out", "multiplier": 1.0}]),
+            **up([CLIP], [{"name": "noise", "neighbours": "zero_out"}]),
             "cohort": POISSON,
             "engine": {"executor": "processes", "network": {"timeout_s": 60.0}},
         },

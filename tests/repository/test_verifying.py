@@ -17,13 +17,8 @@ import house  # noqa: E402
 import house_size  # noqa: E402
 
 ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "privacy", "receipts", "sampling"}
-# of other rooms: lazy matrices that types name, what a reader of episodes records for a GPU, what a task and a label
-# declare
-FILES = {
-    "data/label_kinds.py",
-    *(f"fast/{name}.py" for name in ("factored", "graphs")),
-    "tasks/personalise.py",
-}
+# of other rooms: lazy matrices that types name, what a task and a label declare
+FILES = {"data/label_kinds.py", "fast/factored.py", "tasks/personalise.py"}
 SHARED = ["branches", "device", "errors", "keys", "tree", "types", "user_code", "version"]
 MOST = 12_000  # lines of code
 HEAVY = "torch", "pyarrow", "PIL", "grpc", "matplotlib", "tenseal", "dp_accounting", "scipy.stats"

@@ -20,7 +20,6 @@ from sordino.accounting.claims import is_real
 from sordino.accounting.events import NonPrivate
 from sordino.device import here
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, PrivacyError, check_range
-from sordino.fast.graphs import owner_of, replayed
 from sordino.keys import Key
 from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers import ClippedReader, GuardedShard, check_reservation, check_unread, gradient, taken
@@ -91,6 +90,8 @@ class OpenEpisode:
     _draws: Tensor = field(repr=False)
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params:
+        from sordino.fast.graphs import owner_of, replayed  # not before: who only prices noise takes no gradient
+
         def slopes(params: Params, x: Tensor, y: Tensor, asked: Tensor, answers: Tensor, draws: Tensor) -> Params:
             rows = Examples(x, y), Examples(asked, answers)
             return gradient(lambda leaves: loss(leaves, *rows, draws), params)

@@ -299,7 +299,7 @@ def test_every_variant_says_phase_by_phase_what_it_promises(
     assert set(finite) <= set(lines)
     for phase, holds in finite.items():
         line = lines[phase]
-        assert ("epsilon" in line) == holds, phase
+        assert ("ε" in line) == holds, phase
         assert ("nothing is promised" in line) == (not holds)
     broken = any(finite.values()) and not all(finite.values())
     assert any("No guarantee about one" in line for line in said) == broken
