@@ -29,7 +29,7 @@ from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.readers import check_apart
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink, single_uploads
-from sordino.privacy.uplink.secure_stages import NoiseShare, check_cohort, check_room
+from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_cohort, check_room
 from sordino.privacy.uplink.stages import Weigh
 from sordino.sampling import Cohort, alike
 from sordino.sampling.by_budget import Personal, ThresholdPublished
@@ -350,9 +350,11 @@ def check_secure(
     multipliers = [p.multiplier if typed is None else typed for k in plan.different for p in plan.prices(k)]
     if multipliers and noise not in uplink.client[: uplink.client.index(grid)]:
         noise.check_width(bound, min(multipliers))
+        most = max(1, population if cohort.hidden else round(cohort.expected(population)))
         if isinstance(noise, NoiseShare):
-            most = population if cohort.hidden else round(cohort.expected(population))
             check_room(grid.layout, most, noise.room(bound, max(multipliers)))
+        elif isinstance(secure, Encrypted):
+            check_room(grid.layout, most, noise.room(bound, max(multipliers)) / most)
     if secure is None:
         return
     if cohort.hidden and uplink.central:

@@ -86,13 +86,13 @@ def integers(size: int, slots: int) -> int:
     return -(-size // (slots - 1))
 
 
-def pack(values: Ints, slots: int, layout: Layout) -> list[int]:
-    """Packs signed integers of a layout as one contribution."""
-    layout.check_values(values, "beyond-slot", "it would run into the neighbouring slot")
+def pack(values: Ints, slots: int, layout: Layout, count: int = 1) -> list[int]:
+    """Packs signed integers of a layout as one contribution, or as the sum of `count`."""
+    layout.check_values(values, "beyond-slot", "it would run into the neighbouring slot", count)
     filled = np.zeros(integers(len(values), slots) * (slots - 1), np.int64)
     filled[: len(values)] = values
-    words = np.ones((integers(len(values), slots), slots), np.uint64)
-    words[:, 1:] = (filled + layout.offset).reshape(-1, slots - 1)
+    words = np.full((integers(len(values), slots), slots), count, np.uint64)
+    words[:, 1:] = (filled + count * layout.offset).reshape(-1, slots - 1)
     return [int.from_bytes(row, "little") for row in _squeezed(words, layout.width)]
 
 

@@ -59,9 +59,13 @@ class Ciphertexts:
         """Add the uploads of a round and let the key holder decrypt the sum; clients and key holder may be in this
         process or at sites.
         """
-        own, watch = [] if noise is None else pieces(noise, self._layout), peers.watch
+        own, watch = noise is not None, peers.watch
         server, expected = Adder(public), public.header(t, size, self._layout)
-        server.check(self._layout, began + len(own))
+        server.check(self._layout, began + own)
+        # noise takes all the room that is left, whatever was drawn: who opens the sum sees how many are in it
+        room = public.most(self._layout) - began
+        if noise is not None:
+            check_fits(noise, self._layout, room)
         who, sizes = list[int](), [0]
         for k, message in peers.uploads():
             try:
@@ -74,11 +78,11 @@ class Ciphertexts:
             else:
                 who.append(k)
         nothing = Opened(np.zeros(size, np.int64), [], sum(sizes), sizes[-1], watch.seconds, None)
-        if why := too_few(self._stage, len(who), began, bool(own)):
+        if why := too_few(self._stage, len(who), began, own):
             return nothing._replace(aborted=why)
-        for piece in own:
+        if noise is not None:
             with watch("encrypt"):
-                sealed = public.encrypt(piece, t, self._layout).pack()
+                sealed = public.encrypt(noise, t, self._layout, count=room).pack()
             with watch("add"):
                 server.take(sealed, expected)
         opened = peers.decrypt(server.total().pack(), len(who))
@@ -195,15 +199,12 @@ def secret_key(stage: Encrypted, data: bytes) -> Secret:
     return lattice.read_secret(data)
 
 
-def pieces(noise: Ints, layout: Layout) -> list[Ints]:
-    """Split noise that may exceed the range of an upload into contributions that are each within it."""
-    most = layout.offset - 1
-    count = max(1, -(-int(np.abs(noise).max(initial=0)) // most))
-    if count > layout.most:
+def check_fits(noise: Ints, layout: Layout, room: int) -> None:
+    """Refuses noise that is larger than `room` uploads add up to."""
+    if np.abs(noise).max(initial=0) > room * (layout.offset - 1):
         raise UnsoundGuarantee(
-            f"noise of up to {np.abs(noise).max():.3g} steps does not fit into slots of {layout.width} bits",
+            f"noise that does not fit beside the uploads into slots of {layout.width} bits",
             why="uploads and noise share a slot, and a sum that is too large would wrap around to a wrong value",
             fix="set more headroom bits in the quantise stage",
             code="no-room-for-noise",
         )
-    return [(noise + i) // count for i in range(count)]  # they differ by 1 at most, and add up to it

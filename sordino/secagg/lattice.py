@@ -228,13 +228,14 @@ class LatticePublic:
                 code="plaintext-overflow",
             )
 
-    def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
-        layout.check_values(values, "beyond-plaintext", "the sum of many such would wrap around the plaintext")
-        header = self.header(round, len(values), layout)
+    def encrypt(self, values: Ints, round: int, layout: Layout, *, count: int = 1) -> Sealed:
+        """Encrypts the values of one contribution, or of the sum of `count`."""
+        layout.check_values(values, "beyond-plaintext", "the sum of many such would wrap around the plaintext", count)
+        header = replace(self.header(round, len(values), layout), count=count)
         slots = np.zeros((_ciphertexts(header), SLOTS), np.int64 if self.ring.exact else np.float64)
         filled = np.zeros(slots[:, 1:].size, slots.dtype)
         filled[: len(values)] = values if self.ring.exact else values / (layout.offset - 1)
-        slots[:, 0], slots[:, 1:] = 1, filled.reshape(-1, SLOTS - 1)
+        slots[:, 0], slots[:, 1:] = count, filled.reshape(-1, SLOTS - 1)
         return self._sealed(header, (encrypt(self.ring, self._context, row.tolist()) for row in slots))
 
     def add(self, messages: Iterable[Sealed]) -> Sealed:

@@ -76,13 +76,20 @@ class PaillierPublic:
     def header(self, round: int, size: int, layout: Layout) -> SealedHeader:
         return SealedHeader(SCHEME, self.id, round, size, layout, slots(self.bits, layout.width))
 
+    def most(self, layout: Layout) -> int:
+        """Largest number of contributions whose sum fits the layout."""
+        return layout.most
+
     def check(self, layout: Layout, count: int) -> None:
         layout.check(count)
 
-    def encrypt(self, values: Ints, round: int, layout: Layout, blinding: Blinding | None = None) -> Sealed:
-        """Encrypt the values of one contribution. Clients that share the secret key pass its faster `blinding`."""
-        header = self.header(round, len(values), layout)
-        return self._sealed(header, self.seal(pack(values, header.slots, layout), blinding or self.djn))
+    def encrypt(
+        self, values: Ints, round: int, layout: Layout, blinding: Blinding | None = None, *, count: int = 1
+    ) -> Sealed:
+        """Encrypt the values of one contribution, or of the sum of `count`. Clients that share the secret key pass its
+        faster `blinding`."""
+        header = replace(self.header(round, len(values), layout), count=count)
+        return self._sealed(header, self.seal(pack(values, header.slots, layout, count), blinding or self.djn))
 
     def add(self, messages: Iterable[Sealed]) -> Sealed:
         """Homomorphic sum of encrypted messages, one or more."""

@@ -112,7 +112,7 @@ SUMS = [
     one(
         "an encrypted sum of too few sent to the key holder",
         "secagg/encrypted.py",
-        "if why := too_few(self._stage, len(who), began, bool(own)):",
+        "if why := too_few(self._stage, len(who), began, own):",
         'if why := "":',
         f"{ENCRYPTED}::test_without_enough_uploads_or_without_the_holder_nothing_is_opened",
     ),
@@ -299,5 +299,21 @@ SUMS = [
         "rate=rate if amplified and not self._crowd else 1.0",
         "rate=rate if amplified else 1.0",
         "tests/stories/secure_sums/test_promises.py::test_a_budget_is_kept_against_participants_who_see_the_cohort",
+    ),
+    one(
+        "a count of uploads that grows with the noise beside them",
+        "secagg/encrypted.py",
+        "room = public.most(self._layout) - began",
+        "room = max(1, -(-int(np.abs(0 if noise is None else noise).max()) // (self._layout.offset - 1)))",
+        "tests/stories/secure_sums/test_refused.py::"
+        "test_the_count_of_a_sum_does_not_tell_how_large_its_noise_is[paillier]",
+    ),
+    one(
+        "noise planned that encrypted uploads leave no room for",
+        "planning/prices.py",
+        "elif isinstance(secure, Encrypted):",
+        "elif False:",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start"
+        "[central noise that encrypted uploads leave no room for]",
     ),
 ]

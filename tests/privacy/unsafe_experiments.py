@@ -154,6 +154,10 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         "noise-too-narrow",
         up([CLIP, {"name": "quantise", "bits": 8}, {"name": "secagg"}], [CENTRAL]),
     ),
+    "central noise that encrypted uploads leave no room for": (
+        "no-room-for-noise",
+        {**up([CLIP, {"name": "paillier"}], [{**CENTRAL, "multiplier": 30.0}]), "privacy": {}},
+    ),
     "central noise that has too few steps in a later round": (  # 4,574 in the first, 2,287 in the last
         "noise-too-narrow",
         {

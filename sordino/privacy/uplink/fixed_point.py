@@ -79,9 +79,10 @@ class Layout:
         """The number of integers at the end of the range or beyond it."""
         return int(np.count_nonzero(np.abs(values) >= self.offset - 1))
 
-    def check_values(self, values: Ints, code: str, why: str) -> None:
-        """Refuses integers that have more bits than the layout."""
-        beyond = np.flatnonzero((values >= self.offset) | (values <= -self.offset))
+    def check_values(self, values: Ints, code: str, why: str, count: int = 1) -> None:
+        """Refuses integers that have more bits than the layout, or than `count` contributions add up to."""
+        most = count * (self.offset - 1)
+        beyond = np.flatnonzero((values > most) | (values < -most))
         if len(beyond):
             raise DomainError(
                 f"the value {values[beyond[0]]} at index {beyond[0]} needs more than {self.bits} bits",

@@ -283,13 +283,14 @@ def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
 
 
 def check_room(layout: Layout, count: int, noise: float) -> None:
-    """Refuses a sum that does not fit into a slot together with the noise of all its uploads."""
+    """Refuses a sum that does not fit into a slot together with its noise, `noise` steps for each upload."""
     layout.check(count)
     if count * ((1 << layout.bits) - 1 + 2 * noise) > (1 << layout.width) - 1:
         raise UnsoundGuarantee(
-            f"shares of noise of up to {noise:.3g} steps do not fit: {count} uploads of {layout.bits} bits in "
+            f"noise of up to {count * noise:.3g} steps does not fit: {count} uploads of {layout.bits} bits in "
             f"slots of {layout.width}",
-            why="twelve standard deviations of the noise must fit, or a sum wraps around to a wrong value",
+            why="twelve standard deviations of the noise must fit (of Laplace noise 36), or a sum wraps around to a "
+            "wrong value",
             fix="set more headroom bits in the quantise stage",
             code="no-room-for-noise",
         )

@@ -203,6 +203,10 @@ class Noise(Stage):
         """The standard deviation of the noise in one coordinate."""
         return multiplier * self.mechanism.spread * self.sensitivity(bound)
 
+    def room(self, bound: Bound, multiplier: float) -> float:
+        """The grid steps that the noise may take, but with a probability below e^-50 a coordinate."""
+        return (12 if self.mechanism.order == 2 else 36) * self.std(bound, multiplier * self.louder, 1)
+
     def check_width(self, bound: Bound, multiplier: float) -> None:
         """Refuses noise on integers whose scale is so few grid steps that it would cost more than it is priced at."""
         if isinstance(self.mechanism, IntegerNoiseLaw):

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sordino import tree
 from sordino.algorithms.fedavg import FedAvg
@@ -44,7 +42,7 @@ from sordino.receipts.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.secagg import encrypted, paillier
-from sordino.secagg.encrypted import Adder, Ciphertexts
+from sordino.secagg.encrypted import Adder, Ciphertexts, PeersHere
 from sordino.types import Grant, Received
 from tests.stories.secure_sums.sums import (
     CLEAR,
@@ -324,7 +322,7 @@ def test_noise_that_does_not_fit_is_refused_before_anything_is_masked() -> None:
         sums.mean({0: {"w": torch.zeros(3)}, 1: {"w": torch.zeros(3)}}, {0: 1, 1: 1})
     assert refusal.value.code == "no-room-for-noise"
     with pytest.raises(UnsoundGuarantee) as refusal:
-        encrypted.pieces(np.array([1 << 40]), Layout(8, 4))
+        encrypted.check_fits(np.array([1 << 40]), Layout(8, 4), 16)
     assert refusal.value.code == "no-room-for-noise"
     narrow = NoiseShare(neighbours="zero_out", multiplier=1.0, survivors=4)
     with pytest.raises(UnsoundGuarantee) as refusal:
@@ -334,10 +332,30 @@ def test_noise_that_does_not_fit_is_refused_before_anything_is_masked() -> None:
     assert refusal.value.code == "share-too-narrow"
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
-@given(st.lists(st.integers(-(2**12), 2**12), min_size=1, max_size=9), st.integers(6, 12))
-def test_noise_larger_than_an_upload_travels_in_pieces(noise: list[int], bits: int) -> None:
-    layout = Layout(bits, 16)
-    found = encrypted.pieces(np.array(noise), layout)
-    assert np.array_equal(np.sum(found, axis=0), noise)
-    assert all(np.abs(piece).max() < layout.offset for piece in found)
+@pytest.mark.parametrize(
+    "stage",
+    [Encrypted("paillier", 2048, testing=True), Encrypted("bfv"), Encrypted("ckks")],
+    ids=["paillier", "bfv", "ckks"],
+)
+def test_the_count_of_a_sum_does_not_tell_how_large_its_noise_is(
+    stage: Encrypted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens a sum sees how many are in it. A count that grows with the noise tells one client from none: their
+    sums are equal, and their noise is not."""
+    layout, counts, opens = Layout(), [], PeersHere.decrypt
+
+    def decrypt(peers: PeersHere, total: bytes, count: int) -> Any:
+        counts.append(encrypted.unpack(total, peers.holder.public.header(0, 3, layout)).header.count)
+        return opens(peers, total, count)
+
+    monkeypatch.setattr(PeersHere, "decrypt", decrypt)
+    channel, most = Ciphertexts(stage, layout), layout.offset - 1
+    uploads = [(k, np.array([k, -k, most])) for k in range(3)]
+    for drawn in ([0, 0, 0], [9 * most + 1, -7, 1], [0, -253 * most, -1]):
+        found = channel.sum(0, iter(uploads), range(3), 3, np.array(drawn))
+        off = found.total - drawn - [3, -3, 3 * most]
+        assert np.abs(off).max() <= (6 if stage.scheme == "ckks" else 0)
+    assert counts == [256] * 3  # all that a slot has room for
+    with pytest.raises(UnsoundGuarantee) as refusal:
+        channel.sum(0, iter(uploads), range(3), 3, np.array([0, 0, 253 * most + 1]))
+    assert refusal.value.code == "no-room-for-noise"
