@@ -13,6 +13,10 @@ Decrypted CKKS numbers carry the encryption's noise: anyone who sees them and th
 and Micciancio, EUROCRYPT 2021). What `open` returns stays with the key holder, who passes on nothing but the model, and
 never reaches a server that saw the ciphertexts. BFV has no such condition.
 
+Whoever has the key finds more than the sum in a ciphertext of either (there is no circuit privacy): what scaling each
+upload to the modulus left by rounding, under the noise of the encryption. Noise that hides uploads in the sum does not
+hide that, so the row of those who open such a sum is conditional (`secure_stages.LEFT`).
+
 Both rings stay below the modulus that the Homomorphic Encryption Standard (2018) allows for 128 bits. Bytes from
 outside are limited in length before they are parsed, and must be what this module could have made: the same parameters,
 a ciphertext of the first level, of two polynomials, of the same scale. TenSEAL trusts the sizes in its own envelope and

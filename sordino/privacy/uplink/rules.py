@@ -173,9 +173,9 @@ class Links:
         if secure is None or (noise is not None and not self.central and claim.adversary == "server"):
             return claim
         if claim.adversary != "server":
-            if assumed := secure.assumed(isinstance(noise, NoiseShare), isinstance(claim.event, Poisson)):
-                return claim.resting_on(*assumed)
-            return claim
+            hidden, noised = isinstance(claim.event, Poisson), not isinstance(claim.event, NonPrivate)
+            opens = bool(self.server) and noised and claim.adversary == "participants"
+            return claim.resting_on(*secure.assumed(isinstance(noise, NoiseShare), hidden, opens))
         shares = isinstance(noise, NoiseShare)
         used = noise.multiplier if noise is not None and noise.multiplier is not None else multiplier
         shared = noise.mechanism.event(used) if shares and noise is not None and used is not None else None

@@ -45,6 +45,10 @@ MASKED = (
 )
 ROSTER = "clients in a secure sum know who else takes part: only their uploads are hidden from participants"
 OPENED = "whoever has the key of all clients opens the sums, and sees how many uploads are in each: no cohort is hidden"
+LEFT = (
+    "whoever has the key of all clients looks at the numbers of a sum alone: a {scheme} ciphertext also has what "
+    "rounding left of single uploads, under noise of the encryption that is sized for no epsilon"
+)
 SUM_OF_ALL = "sees the exact sum of the uploads, no noise in it"
 OWN_NOISE = "knows its own noise: sees the exact sum of the uploads"
 HONEST = "clients keep their own bounds: nobody can check an upload that nobody can read"
@@ -101,9 +105,10 @@ class SecureStage(Stage, ABC):
         """
 
     @abstractmethod
-    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
+    def assumed(self, shares: bool, hidden: bool, opens: bool) -> tuple[str, ...]:
         """Assumptions of this stage in claims against adversaries other than the server. `shares`: clients add noise in
-        shares; `hidden`: the claim relies on nobody seeing who took part.
+        shares; `hidden`: the claim relies on nobody seeing who took part; `opens`: it is about participants, and relies
+        on noise that the server adds.
         """
 
 
@@ -164,8 +169,9 @@ class Encrypted(SecureStage):
             return Nothing(), (hidden, SHARED, HONEST)
         return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (hidden, AUTHORITY.format(least=self.at_least))
 
-    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
-        return (COUNTED,) if hidden and self.keys == "authority" else ()
+    def assumed(self, shares: bool, hidden: bool, opens: bool) -> tuple[str, ...]:
+        left = opens and self.keys == "shared" and self.scheme != "paillier"
+        return (*(LEFT.format(scheme=self.scheme),) * left, *(COUNTED,) * (hidden and self.keys == "authority"))
 
 
 @dataclass(frozen=True)
@@ -198,10 +204,10 @@ class Aggregated(SecureStage):
 
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
         if shared is not None:
-            return shared, self.assumed(True, False)
+            return shared, self.assumed(True, False, False)
         return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (self._masked,)
 
-    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
+    def assumed(self, shares: bool, hidden: bool, opens: bool) -> tuple[str, ...]:
         return (*((self._masked, HONEST) if shares else ()), *((COUNTED,) if hidden else ()))
 
     @property

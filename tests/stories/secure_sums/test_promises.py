@@ -27,6 +27,7 @@ from sordino.privacy.uplink.rules import RAW, WIDTH
 from sordino.privacy.uplink.secure_stages import (
     COUNTED,
     HONEST,
+    LEFT,
     OPENED,
     OWN_NOISE,
     ROSTER,
@@ -91,10 +92,15 @@ def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
             assert isinstance(event, Poisson)
             assert (ours[adversary].event, ours[adversary].neighbours) == (event.event, "zero_out")
             assert (ROSTER if kind == "secagg" else OPENED) in ours[adversary].because
+            assert (ours[adversary].status == "conditional") == kind.startswith(("bfv", "ckks"))
             continue
         if may_break:  # who sees a round broken off learns how many came
             because = (*plain[adversary].because, COUNTED)
             assert ours[adversary] == plain[adversary].beside(status="conditional", because=because)
+        elif adversary == "participants" and server and kind in ("bfv, shared", "ckks, shared"):
+            # with the key more is seen than the sum: what rounding left of single uploads
+            left = LEFT.format(scheme=kind.partition(",")[0])
+            assert ours[adversary] == plain[adversary].resting_on(left)
         else:
             assert ours[adversary] == plain[adversary]
     if place == "client":  # its own noise protects each upload, whoever reads it
@@ -190,7 +196,7 @@ ALL_OF: dict[str, tuple[Table, Any, Any]] = {  # tables, what the server is prom
     "server, bfv": (
         {"uplink": {"client": [CLIP, "bfv"], "server": [{**NOISE, "neighbours": "zero_out", "multiplier": 5.0}]}},
         (0.0, "conditional"),
-        (1, "proved"),
+        {"participants": (1, "conditional"), "public": (1, "proved")},
     ),
     "server, hidden, secagg": (
         {
