@@ -32,6 +32,7 @@ from sordino.metrics.evaluation import check_shared
 from sordino.planning.planner import Planner
 from sordino.receipts import Receipt, private
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import LATE
 from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import needed, place_for
@@ -320,7 +321,7 @@ def plan(console: Console, asked: Proposed) -> None:
     console.print(guarantees(rows, simulated))
     for row in described(rows, simulated):
         console.print(f"[dim]· {escape(row.words)}[/dim]", highlight=False)
-    for line in (*whole.public.assumed, *whole.public.void):
+    for line in (*whole.public.assumed, *whole.public.void, *(LATE,) * whole.hides_cohorts):
         console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)
     most = asked.options.max_epsilon
     each = f" per {asked.worst.unit}" if asked.worst else ""

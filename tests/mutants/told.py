@@ -152,4 +152,11 @@ TOLD = [
         "        pass\n",
         "tests/sites/test_most_spent.py::test_what_rests_on_the_server_is_conditional_in_a_sites_books",
     ),
+    one(
+        "a site consents to a hidden cohort and is not told of who is late",
+        "sites/join.py",
+        ", *(LATE,) * whole.hides_cohorts",
+        "",
+        "tests/sites/test_most_spent.py::test_what_rests_on_the_server_is_conditional_in_a_sites_books",
+    ),
 ]

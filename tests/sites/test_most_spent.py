@@ -134,6 +134,7 @@ def test_what_rests_on_the_server_is_conditional_in_a_sites_books(tmp_path: Path
         said = words(shown(between))
         assert "this is conditional" in said
         assert all(reason in said for reason in because)
+        assert (LATE in said) == (SERVER_COINS in because)  # told before anybody consents
         ended = between.play()
         assert {row.status for row in ended.receipt.guarantees if row.finite} == {"proved"}
         assert (LATE in ended.receipt.assumptions) == (SERVER_COINS in because)
