@@ -5,7 +5,8 @@ Nothing is sent and no package is imported unless it is named, and trackers are 
 numbers that metrics.jsonl and the receipt hold: never a list with one value per client, which is the evaluator's alone.
 Even the averages are computed from the test data and are covered by no epsilon, so everything stays on this machine by
 default: TensorBoard, MLflow and trackio write local files, wandb runs offline until your own WANDB_MODE says otherwise,
-and what these packages would report of themselves is off."""
+and what these packages would report of themselves is off. They write down when they are told something, so of a secret
+cohort they are told at the end of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import importlib
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -192,6 +193,7 @@ class _Follower:
     tracker: Tracker
     started: bool = False
     note: str = ""
+    held: list[Callable[[], None]] = field(default_factory=list)  # until the run ends
 
     def see(self, step: Progress) -> None:
         if step.metrics.phase:  # of a preparation, whose rounds have other numbers
@@ -208,9 +210,14 @@ class _Follower:
             row = {name: value for name, value in numbers(told).items() if name not in kept}
             self.tracker.round(row, step.round)
 
-        self._safely(tell)
+        if step.setup.policy.secret_cohort:  # how long a round took tells how many were drawn, and trackers keep times
+            self.held.append(tell)
+        else:
+            self._safely(tell)
 
     def leave(self, promised: Mapping[str, float]) -> None:
+        for tell in self.held:
+            self._safely(tell)
         if self.started:
             self._safely(lambda: self.tracker.end(promised))
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
@@ -109,6 +110,32 @@ def test_how_many_a_hidden_cohort_drew_stays_here(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tracking, "CROWD", set())  # the twin that tells
     run(tmp_path / "twin", monkeypatch, twin, **hidden)
     assert set().union(*(row for _, row in twin.rows)) >= crowd
+
+
+def test_when_a_round_of_a_secret_cohort_ended_is_told_to_no_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round takes as long as it has clients, and trackers keep the time at which they are told of it."""
+    hidden: dict[str, Any] = {
+        "cohort": {"name": "poisson", "rate": 0.5},
+        "algorithm": {"name": "fedavg"},
+        "uplink": {
+            "client": [{"name": "clip", "radius": 1.0}],
+            "server": [{"name": "noise", "neighbours": "zero_out"}],
+        },
+    }
+    for noise, told in (("counter", [1, 2, 3]), ("system", [0, 0, 0])):
+        recorder, after = Recorder(), list[int]()
+        monkeypatch.setitem(tracking.TRACKERS, "recorder", lambda recorder=recorder: recorder)
+        made = config.load(None, settings={**SMALL, **hidden, "privacy": {"epsilon": 8.0, "noise": noise}})
+
+        def watch(step: Any, seen: Recorder = recorder, after: list[int] = after) -> None:
+            after.append(len(seen.rows))
+
+        tracking.tracked(partial(start, made, tmp_path / noise), ["recorder"], watch)
+        assert after == told
+        assert [step for step, _ in recorder.rows] == [1, 2, 3]
+        assert recorder.promised
 
 
 def test_no_value_of_a_single_client_goes_out() -> None:
