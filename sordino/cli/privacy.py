@@ -170,7 +170,8 @@ def spent(
     if told.budget is not None and told.budget.groups:
         console.print(groups(told.budget, told.simulated))
     if by_client:
-        console.print(spending_table(told.by_client, told.currency))
+        count = "" if told.budget is None else told.budget.caveat(told.guarantees)
+        console.print(spending_table(told.by_client, told.currency + count))
 
 
 @app.command()

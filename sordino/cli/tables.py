@@ -44,10 +44,9 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
         console.print(before)
     console.print(guarantees(receipt.guarantees, receipt.simulated, receipt.phases))
     if (budget := receipt.budget) is not None:
-        nominal = ", by the publication's own count, which proves nothing" if budget.nominal(receipt.guarantees) else ""
         console.print(
             f"Budget of each client: epsilon {granted_text(budget)} at delta {budget.delta:g}, counted in "
-            f"{budget.currency}; {_spent_text(budget)}{nominal}."
+            f"{budget.currency}; {_spent_text(budget)}{budget.caveat(receipt.guarantees)}."
         )
         if budget.groups:
             console.print(groups(budget, receipt.simulated))

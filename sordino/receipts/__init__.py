@@ -89,6 +89,10 @@ class ReceiptBudget(Fact):
         claimed = any(group.claimed is not None for group in self.groups)
         return claimed or any(row.nominal_epsilon == printed for row in rows)
 
+    def caveat(self, rows: Sequence[Guarantee]) -> str:
+        """Words to stand behind what is spent of it; empty where it is counted by a sound rule."""
+        return ", by the publication's own count, which proves nothing" if self.nominal(rows) else ""
+
 
 class Receipt(Fact):
     """privacy.json: the guarantees of a run, and the budget that was spent."""

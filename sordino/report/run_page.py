@@ -284,7 +284,8 @@ def _how(found: Evidence) -> Html:
     if budget is not None:
         low, high = budget.spent_share.min, budget.spent_share.max
         share = f"{high:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
-        lines.append(f"Each client granted a budget, counted in {budget.currency}, and has spent {share} of it.")
+        count = budget.caveat(found.receipt.guarantees)
+        lines.append(f"Each client granted a budget, counted in {budget.currency}, and has spent {share} of it{count}.")
     if found.noised:
         source = "a seed: a simulation" if found.simulated else "the operating system's entropy"
         lines.append(f"The noise comes from {source}. All releases of all rounds are added up by the accountant named.")

@@ -57,18 +57,26 @@ def test_a_simulation_stands_beside_proved(
 
 def test_a_budget_that_a_publication_counts_says_so(cli: Callable[..., Said], place: Path) -> None:
     """Clients spent all of epsilon 8, beside a row that says nominal 8, which proves nothing."""
+    from sordino.receipts import documents
+    from sordino.receipts.receipt import spending
+    from sordino.report.dashboard.page import regions
+    from sordino.report.dashboard.run_state import RunMoment, WatchedRun
     from sordino.report.run_facts import gather
-    from sordino.report.run_page import page
+    from sordino.report.run_page import annex_page, page
 
     own = "the publication's own count, which proves nothing"
     budget = re.compile(r"Budget of each client: .*?\.(?= )")
     (proved,) = budget.findall(said(cli, place / "counter", ("show", "RUN")))
     assert own not in proved
     published = ("algorithm=gaussian_sampled", "algorithm.variant=published", "privacy.epsilon=8", *TINY)
-    sordino.run(None, *published, out=place / "published" / "run")
+    run = place / "published" / "run"
+    sordino.run(None, *published, out=run)
     (nominal,) = budget.findall(said(cli, place / "published", ("show", "RUN")))
     assert nominal.endswith(f"{own}.")
-    assert "own count of epsilon, which proves nothing." in page(gather(place / "published" / "run"))
+    assert "own count of epsilon, which proves nothing." in page(gather(run))
+    assert f"of it, by {own}." in annex_page(documents.gather(run, None, code=False, anyway=False))
+    assert own in regions(WatchedRun(run), RunMoment("finished", spending=spending(run)))["spent"]
+    assert own in said(cli, place / "published", ("privacy", "spent", "RUN", "--by-client"))
 
 
 @pytest.mark.parametrize("verb", [("show", "RUN"), ("privacy", "spent", "RUN")])

@@ -192,7 +192,8 @@ def _by_client(run: WatchedRun, spending: Spending) -> Html:
     ]
     some = "" if len(clients) == spending.clients else f", {len(clients)} of {spending.clients}"
     columns = "client", "spent", "of epsilon", "participations"
-    return folded(f"Client by client{some}", scrolled("Spent of what each client granted", columns, listed))
+    count = "" if spending.budget is None else spending.budget.caveat(spending.guarantees)
+    return folded(f"Client by client{some}", scrolled(f"Spent of what each client granted{count}", columns, listed))
 
 
 def _client(run: WatchedRun, one: OfClient) -> str:
