@@ -130,11 +130,16 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
             raise
 
     def aggregate_model(self) -> Any:
-        """The noised mean update. Sites' metrics are dropped, since no noise protects them. If every result of the
-        round was refused, nothing is paid, and the job ends with the reason.
+        """The noised mean update. Sites' metrics are dropped, since no noise protects them. If no site
+        answered, or every result was refused, nothing is paid, and the job ends with the reason.
         """
-        if self._refusal is not None and not self._changes:
-            raise self._refusal
+        if not self._changes:
+            raise self._refusal or RunError(
+                "no site has answered in this round",
+                why="the budget would pay for a sum that is noise alone",
+                fix="look into the logs of the sites, and submit the job again: its budget is what it was",
+                code="nobody-answered",
+            )
         from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
         mean = self._uplink.of_server(self._changes.values(), self._declared.zero, self.asked)

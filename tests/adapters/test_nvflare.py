@@ -76,6 +76,15 @@ def test_a_round_of_refused_results_alone_is_not_paid_for(model: Any, code: str,
     assert found._refusal is None
 
 
+def test_a_round_that_nobody_answers_is_not_paid_for(tmp_path: Path) -> None:
+    found = aggregator(tmp_path)
+    found.reset_stats()
+    with pytest.raises(SordinoError) as refusal:
+        found.aggregate_model()
+    assert refusal.value.code == "nobody-answered"
+    assert states(tmp_path / "server") == []
+
+
 def test_a_round_beyond_the_budget_does_not_begin(tmp_path: Path) -> None:
     found = aggregator(tmp_path)
     for _ in range(TERMS["rounds"]):
