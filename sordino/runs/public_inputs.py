@@ -30,6 +30,10 @@ ONE_TEXT = "an example is one row with the text in it: whoever wrote several is 
 TOKENIZER = "the tokenizer of {} was trained on public text: its tokens show what it was trained on"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 TRUSTED = "{} is user code, trusted not to keep or send the data that it sees, and to fail at none of them"
+FITS = (
+    "that the run began is public: none does where a row does not fit the schema, where more than a fifth of a "
+    "column's values at one owner are outside it, or where a key has more rows than it allows"
+)
 WARM = "the initial values of {} are public: the data that they were made from are not accounted for"
 
 
@@ -104,7 +108,8 @@ class Disclosures:
         several = (SEVERAL.format(data.key),) if unsaid else (ONE_TEXT,) if self.source.problem.columns == () else ()
         texts = {} if self.source.schema is None else self.source.schema.features
         trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
-        return (*several, *taken, *map(TOKENIZER.format, trained), *trusted, *warm)
+        fits = () if self.source.schema is None else (FITS,)
+        return (*several, *taken, *fits, *map(TOKENIZER.format, trained), *trusted, *warm)
 
 
 # announcements of sites -----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 import sordino
 from sordino.data import tabular
 from sordino.data.schema import parsed
+from sordino.runs.public_inputs import FITS
 from tests.data.tables import refused, saved
 from tests.helpers.command_line import Said
 
@@ -105,6 +106,18 @@ def test_slips_are_told_to_the_owner_and_stand_in_no_file_that_others_may_see(
     assert not [file for file in public if b"7 of 40" in file.read_bytes() or b"7 of 120" in file.read_bytes()]
     assert note not in cli("privacy", "export", run, "--as", "annex", "--out", tmp_path / "annex.html").out
     assert "7 of 40" not in (tmp_path / "annex.html").read_text()
+
+
+def test_that_a_run_began_tells_of_the_rows_and_its_receipt_says_so(tmp_path: Path, cli: Callable[..., Said]) -> None:
+    """With nine values that the schema does not know it begins, with one more it does not."""
+
+    def begins(many: int) -> bool:
+        (place := tmp_path / str(many)).mkdir()
+        words = study(place, sex=lambda i: "?" if i < many else "m")
+        return cli("run", *words, "--out", place / "run").code == 0
+
+    assert (begins(9), begins(10)) == (True, False)
+    assert FITS in sordino.open_run(tmp_path / "9" / "run").receipt.assumptions
 
 
 def test_a_site_is_told_when_it_announces(tmp_path: Path, cli: Callable[..., Said]) -> None:
