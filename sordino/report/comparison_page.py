@@ -238,13 +238,14 @@ def _tradeoff(facts: ComparisonFacts, unit: Unit) -> Html:
     judged = HEADLINES[facts.metric]
     shown, write, names = [p for p in facts.points if p.unit == unit], written(judged), [m.name for m in facts.methods]
     columns = (
-        "method", "against", "epsilon that holds", "nominal epsilon", "delta", "status",
+        "method", "against", "neighbours", "epsilon that holds", "nominal epsilon", "delta", "status",
         f"{judged.words}, mean of last 10", "± std",
     )  # fmt: skip
     rows = [
         (
             p.name,
             p.by,
+            p.neighbours,
             epsilon_text(p.epsilon),
             "" if p.nominal_epsilon is None else number(p.nominal_epsilon),
             delta_text(p.delta),

@@ -166,7 +166,8 @@ def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
         colour, y = line(names.index(p.name))["color"], scale * p.score
         bar = None if p.std is None else scale * p.std
         marker = "o" if p.unit == "example" else "s"
-        axes.errorbar([p.epsilon], [y], yerr=bar, fmt=marker, color=colour, label=f"{p.name} (per {p.unit})")
+        of_whom = f"{p.name} (per {p.unit}, {p.neighbours}, against {p.by})"
+        axes.errorbar([p.epsilon], [y], yerr=bar, fmt=marker, color=colour, label=of_whom)
         if p.nominal_epsilon is not None:
             nominal.append((p.nominal_epsilon, y))
             across = [p.nominal_epsilon, p.epsilon]

@@ -119,7 +119,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     experiment, notes = setup.experiment, [entry.released for entry in entries]
     examples = sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some"
     candidates, delta = preparation.label_of(experiment), experiment.privacy.delta
-    spent_curve = curve(notes, len(public.sizes), delta)
+    spent_curve = curve(notes, len(public.sizes), delta, where.shares_scores)
     return RunFacts(
         name=experiment.name,
         lead=(
@@ -301,16 +301,19 @@ def epsilons(facts: RunFacts) -> list[Lines]:
     y = Axis("epsilon", EPSILON, f"ε at δ = {facts.delta:g}", zero=True)
     holds = Lines(
         "Epsilon that holds, over rounds",
-        f"At delta {delta_text(facts.delta)}, for the client that spent most; one line per unit and adversary.",
+        f"At delta {delta_text(facts.delta)}, for the client that spent most; one line per unit, change and adversary.",
         ROUND,
         y,
         [
-            Line(f"one {of.unit}, against {of.by}: {of.standing}", [LinePoint(*point) for point in of.points])
+            Line(
+                f"one {of.unit} ({of.neighbours}), against {of.by}: {of.standing}",
+                [LinePoint(*point) for point in of.points],
+            )
             for of in facts.epsilon
         ],
     )
     nominal = [
-        Line(f"one {of.unit}, against {of.by} (nominal)", [LinePoint(*point) for point in of.nominal])
+        Line(f"one {of.unit} ({of.neighbours}), against {of.by} (nominal)", [LinePoint(*point) for point in of.nominal])
         for of in facts.epsilon
         if of.nominal
     ]

@@ -118,7 +118,7 @@ class Result:
         notes, shares, population, delta = self._spending
         if shares:
             rows["spent_share"] = rows["round"].map(dict(enumerate(shares, 1)))
-        for line in curve(notes, population, delta):
+        for line in curve(notes, population, delta, self._run.environment.shares_scores):
             name = "_".join(("epsilon", *dict(line.subject).values()))
             points = rows["round"].map(dict(line.points))
             rows[name] = rows[name].fillna(points) if name in rows else points
@@ -260,12 +260,16 @@ class Curve(Subject):
     status: Status
 
 
-def curve(notes: Sequence[str], population: int, delta: float) -> list[Curve]:
-    """Epsilon over rounds: for each guarantee with a finite epsilon, its value after some of the rounds."""
+def curve(notes: Sequence[str], population: int, delta: float, scored: bool | None = None) -> list[Curve]:
+    """Epsilon over rounds: for each guarantee with a finite epsilon, its value after some of the rounds. `scored`: the
+    server gets exact test scores, beside which nothing holds of a client against it.
+    """
     points: dict[Subject, list[tuple[int, float]]] = {}
     status: dict[Subject, Status] = {}
     for stop in stops(len(notes)):
         for subject, epsilon, how_far in epsilons(notes[:stop], population, delta):
+            if scored and (subject.unit, subject.adversary) == ("client", "server"):
+                continue
             points.setdefault(subject, []).append((stop, epsilon))
             status[subject] = how_far
     return [Curve(**dict(subject), points=tuple(found), status=status[subject]) for subject, found in points.items()]

@@ -143,4 +143,11 @@ RECEIPTS = [
         "tests/receipts/test_verify.py"
         "::test_a_receipt_without_its_ledger_is_printed_as_one_that_nothing_was_compared_with",
     ),
+    one(
+        "the curve on the page of a site promises what shared scores have told",
+        "results/__init__.py",
+        "if scored and (subject.unit, subject.adversary)",
+        "if False and (subject.unit, subject.adversary)",
+        "tests/sites/test_most_spent.py::test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client",
+    ),
 ]

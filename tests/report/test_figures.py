@@ -73,7 +73,7 @@ def test_a_run_is_drawn_from_its_facts(folder: Path) -> None:
     lines = drawn(figures.RUN["score"], facts)
     assert lines["global model"] == pytest.approx([100 * row.accuracy for row in facts.metrics])
     lines = drawn(figures.RUN["epsilon"], facts)
-    assert lines["one example, against anyone: holds (simulation)"] == pytest.approx(
+    assert lines["one example (replace), against anyone: holds (simulation)"] == pytest.approx(
         [e for _, e in facts.epsilon[0].points]
     )
     assert lines["nominal: proves nothing"][-1] == pytest.approx(8.0)

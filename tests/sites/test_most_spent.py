@@ -20,6 +20,7 @@ from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import LATE
 from sordino.receipts.verify import examine, verify
+from sordino.report.run_facts import gather
 from sordino.sites.agreement_file import invite
 from sordino.sites.join import JoinOptions, Proposed, plan
 from tests.helpers.between_sites import SERVER, Federated
@@ -222,6 +223,9 @@ def test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client(tmp_path: 
     folder = between.place / "site-0"
     assert verify(folder) == []
     assert examine(folder).wrong == []
+    drawn = {(line.unit, line.adversary) for line in gather(folder).epsilon}
+    assert ("client", "participants") in drawn  # and the public, in one line
+    assert ("client", "server") not in drawn
     file = RunFolder(folder).environment_file
     file.write_text(json.dumps({**json.loads(file.read_text()), "shares_scores": False}))
     assert verify(folder)
