@@ -159,4 +159,25 @@ TOLD = [
         "",
         "tests/sites/test_most_spent.py::test_what_rests_on_the_server_is_conditional_in_a_sites_books",
     ),
+    one(
+        "trackers write down when each round of a secret cohort ended",
+        "runs/trackers.py",
+        "if step.setup.policy.secret_cohort:",
+        "if False:",
+        "tests/runs/test_trackers.py::test_when_a_round_of_a_secret_cohort_ended_is_told_to_no_tracker",
+    ),
+    one(
+        "an annex tells a budget in a publication's count like one that is kept",
+        "report/run_page.py",
+        "count = budget.caveat(found.receipt.guarantees)",
+        "count = ''",
+        "tests/cli/test_simulation_said.py::test_a_budget_that_a_publication_counts_says_so",
+    ),
+    one(
+        "that a run began tells of rows, and no receipt says so",
+        "runs/public_inputs.py",
+        "fits = () if self.source.schema is None else (FITS,)",
+        "fits = ()",
+        f"{OUTSIDE}::test_that_a_run_began_tells_of_the_rows_and_its_receipt_says_so",
+    ),
 ]
