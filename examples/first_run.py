@@ -24,7 +24,7 @@ print(
 
 # ... and one per guarantee. Nobody is told more than this about one example; about a whole client nothing is promised.
 print("\nWhat was promised:")
-print(result.privacy[["unit", "adversary", "epsilon", "delta", "status"]].to_string(index=False))
+print(result.privacy.drop(columns=["nominal_epsilon", "accountant", "because", "releases"]).to_string(index=False))
 
 # The page with the curves, the spending and the guarantee in words; and the model itself.
 print(f"\nThe report: {result.report()}")
