@@ -251,9 +251,8 @@ class Verdict:
         rows, void = statement(histories(notes, population), delta, people)
         if shares_scores:
             nothing, about = epsilons.Row(math.inf, delta, "none", set(), {"none": math.inf}, []), ("client", "server")
-            for subject in [one for one in [*rows, *void.get(about, {})] if (one[0], one[2]) == about]:
-                rows.pop(subject, None)
-                void.setdefault(about, {})[subject] = nothing
+            rows |= {one: nothing for one in rows if (one[0], one[2]) == about}
+            void |= {about: dict.fromkeys(void[about], nothing)} if about in void else {}
             void["test example", "server"] = {("test example", "replace", "server"): nothing}
         self.rows("", receipt["guarantees"], (rows, void))
         for phase in receipt.get("phases", []):
@@ -262,9 +261,9 @@ class Verdict:
             made = statement(histories(own, population), delta, people)
             self.rows(f"{phase['phase']!r:.40}: ", phase["guarantees"], made, whole=False)
         if receipt["budget"] is not None and "groups" in receipt["budget"]:
-            self.budget(receipt["budget"], ledger, notes, population)
+            self.budget(receipt["budget"], ledger, notes, population, shares_scores)
 
-    def budget(self, told, ledger, notes, population):
+    def budget(self, told, ledger, notes, population, shares_scores):
         """Compares the epsilons of clients that grant the same: those with one cap, or at one sampling rate."""
         named = {int(name): tuple(cap) for name, cap in ledger.caps.items() if name != "*"}
         sets = [{k for k in named if named[k] == cap} for cap in sorted(set(named.values()))]
@@ -272,8 +271,9 @@ class Verdict:
         if len(sets) != len(told["groups"]):
             raise epsilons.NotChecked("which clients grant the same epsilon")
         about = [told["subject"][name] for name in SUBJECT]
+        least = math.inf if shares_scores and about[::2] == ["client", "server"] else 0.0
         made = [(histories(notes, population, among), len(among)) for among in sets]
-        found = [(of_subject(one, about, told["delta"]).epsilon if one else 0.0, many) for one, many in made]
+        found = [(max(least, of_subject(one, about, told["delta"]).epsilon) if one else 0.0, n) for one, n in made]
         for (epsilon, many), group in zip(found if named else sorted(found), told["groups"], strict=True):
             said = {"spent": epsilon, "clients": many}
             self.same(f"clients that grant {group['granted']}", said, {name: group[name] for name in said})

@@ -75,7 +75,7 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
     notes = [entry.released for entry in federation.entries()]
     rows = stated(notes, setup.public, experiment.privacy.delta, environment, check)
     simulated_ = simulated(notes) if notes else not federation.policy.real
-    budget = _budget(setup, federation)
+    budget = _budget(setup, federation, bool(environment.shares_scores))
     assumptions = assumed(notes, setup.public, environment, simulated_, budget is not None)
     if setup.whole.budget is not None and setup.whole.budget.personal is not None:
         assumptions.append(BUDGETS)
@@ -242,7 +242,7 @@ def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
     return setup, setup.accounts(Accounts, agreed.dataset, mine.ledger, run, clients, reading)
 
 
-def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
+def _budget(setup: PlannedPhase, federation: Accounts, shares_scores: bool) -> ReceiptBudget | None:
     """Privacy budget of the clients, and the share of it that is spent, counted in a quantity that adds up over rounds,
     such as rho of zCDP."""
     plan = federation.plan
@@ -263,7 +263,7 @@ def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
         spent_share=_spread(_of_all(spent, 0.0, people, everyone)),
         participations_planned=_spread(planned),
         participations_used=_spread(_of_all(list(federation.participations.values()), 0, people, everyone)),
-        groups=_groups(federation) if personal else (),
+        groups=_groups(federation, shares_scores) if personal else (),
         subject=plan.offer.subject if plan.offer and personal else None,
     )
 
@@ -278,9 +278,9 @@ def share_of(federation: Accounts, client: int) -> float:
     return max(part / limit for part, limit in zip(paid, limits, strict=True))
 
 
-def _groups(federation: Accounts) -> tuple[Group, ...]:
-    """Clients grouped by their budget (epsilon), with the epsilon that each group has spent by the ledger's events, and
-    the one that a publication claims.
+def _groups(federation: Accounts, shares_scores: bool) -> tuple[Group, ...]:
+    """Clients grouped by their budget (epsilon), with the epsilon that each group has spent by the ledger's events
+    (beside shared scores, see `beside_scores`), and the one that a publication claims.
     """
     plan = federation.plan
     assert plan.offer is not None
@@ -288,6 +288,8 @@ def _groups(federation: Accounts) -> tuple[Group, ...]:
     levels = plan.budget.levels()
     notes = [entry.released for entry in federation.entries()]
     rows = of_groups(notes, len(federation.sizes), plan.budget.delta, plan.offer.subject, list(levels.values()))
+    if shares_scores:
+        rows = [row and beside_scores([row], row.delta)[0] for row in rows]
 
     def claimed(level: float, members: Sequence[int]) -> float | None:
         return level * max(share_of(federation, federation.payer(k)) for k in members) if plan.claimed else None

@@ -14,12 +14,14 @@ import contextlib
 import importlib
 import io
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sordino.accounting.claims import standing
 from sordino.accounting.events import Json
 from sordino.errors import ConfigError
 from sordino.receipts import Receipt
@@ -243,8 +245,13 @@ def _settings(experiment: Json, prefix: str = "") -> Json:
 
 
 def _promised(receipt: Receipt) -> dict[str, float]:
-    """The finite guarantees and the share of the budget that is spent."""
-    found = {
-        "_".join(("epsilon", *dict(row.subject).values())): row.epsilon for row in receipt.guarantees if row.finite
-    }
+    """The finite guarantees, named by unit, neighbours, adversary and status, with their delta; and the share of the
+    budget that is spent.
+    """
+    found: dict[str, float] = {}
+    for row in receipt.guarantees:
+        if row.finite:
+            about = "_".join(dict(row.subject).values())
+            status = re.sub(r"\W+", "_", standing(row.status, receipt.simulated)).strip("_")
+            found |= {f"epsilon_{about}_{status}": row.epsilon, f"delta_{about}": row.delta}
     return found if receipt.budget is None else {**found, "spent_share": receipt.budget.spent_share.max}

@@ -131,6 +131,13 @@ COUNTED_OR_NOT = [
         "tests/accounting/test_facts.py::test_what_is_printed_of_an_epsilon_is_never_less_and_of_a_lower_bound_never_more",
     ),
     one(
+        "a personal budget is called kept against a server that gets scores",
+        "receipts/receipt.py",
+        "_groups(federation, shares_scores)",
+        "_groups(federation, False)",
+        "tests/sites/test_most_spent.py::test_beside_shared_scores_no_personal_budget_was_kept_against_the_server",
+    ),
+    one(
         "the line of a promise says nothing of a simulation",
         "accounting/words.py",
         "return said + standing(row.status, simulated)",

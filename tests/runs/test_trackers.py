@@ -95,7 +95,8 @@ def test_the_numbers_of_the_folder_go_out_and_no_others(tmp_path: Path, monkeypa
     assert set().union(*(row for _, row in recorder.rows)) == NUMBERS
     server = next(row for row in result.receipt.guarantees if row.finite and row.adversary == "server")
     assert recorder.promised is not None
-    assert recorder.promised["epsilon_example_replace_server"] == server.epsilon
+    assert recorder.promised["epsilon_example_replace_server_proved_simulation"] == server.epsilon
+    assert recorder.promised["delta_example_replace_server"] == server.delta
     assert recorder.promised["spent_share"] == result.receipt.budget.spent_share.max
     assert result.notes == []
 
@@ -310,7 +311,7 @@ def test_wandb_stays_offline_and_keeps_to_the_numbers(tmp_path: Path, monkeypatc
     result = sordino.run(out=tmp_path / "run", track=["wandb"], **SMALL)
     assert result.notes == []
     (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    names = NUMBERS | {"epsilon_example_replace_server", "algorithm.name"}
+    names = NUMBERS | {"epsilon_example_replace_server_proved_simulation", "algorithm.name"}
     deadline = time.monotonic() + 30  # another process writes it
     while any(name.encode() not in kept.read_bytes() for name in names):
         assert time.monotonic() < deadline

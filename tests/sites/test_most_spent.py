@@ -26,6 +26,7 @@ from sordino.sites.join import JoinOptions, Proposed, plan
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.forged_messages import Server
 from tests.laws.cases import BY_NAME
+from tests.verifier.test_receipts import verify as stranger
 
 OFTEN = {"rounds": 12, "cohort": {"name": "random", "size": 2}}
 EXPERIMENTS: dict[str, Experiment] = {
@@ -229,3 +230,18 @@ def test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client(tmp_path: 
     file = RunFolder(folder).environment_file
     file.write_text(json.dumps({**json.loads(file.read_text()), "shares_scores": False}))
     assert verify(folder)
+
+
+@pytest.mark.slow
+def test_beside_shared_scores_no_personal_budget_was_kept_against_the_server(tmp_path: Path) -> None:
+    """As it was, beside a row that promises nothing stood "spent 2.0, proved" of the same subject."""
+    between = Federated(BY_NAME["pdp_prox_local"].experiment(), tmp_path, shares_scores=True)
+    between.play()
+    budget, folder = between.member("site-0").receipt().budget, between.place / "site-0"
+    between.stop("site-0")
+    assert budget is not None
+    assert budget.subject == TEST_EXAMPLES.beside(unit="client", neighbours="replace")
+    asked = {(group.spent, group.status) for group in budget.groups if group.participations.max}
+    assert asked == {(float("inf"), "none")}
+    assert verify(folder) == []
+    assert stranger.examine(folder, None, None).wrong == []
