@@ -26,7 +26,6 @@ from sordino.sites.join import JoinOptions, Proposed, plan
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.forged_messages import Server
 from tests.laws.cases import BY_NAME
-from tests.verifier.test_receipts import verify as stranger
 
 OFTEN = {"rounds": 12, "cohort": {"name": "random", "size": 2}}
 EXPERIMENTS: dict[str, Experiment] = {
@@ -244,4 +243,3 @@ def test_beside_shared_scores_no_personal_budget_was_kept_against_the_server(tmp
     asked = {(group.spent, group.status) for group in budget.groups if group.participations.max}
     assert asked == {(float("inf"), "none")}
     assert verify(folder) == []
-    assert stranger.examine(folder, None, None).wrong == []

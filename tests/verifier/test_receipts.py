@@ -15,7 +15,9 @@ import pytest
 
 import sordino
 from sordino.receipts.signature import generate, sign
+from tests.helpers.between_sites import Federated
 from tests.helpers.planned_receipts import some
+from tests.laws.cases import BY_NAME
 from tests.ledger.test_records import FORGED, GOOD, ledger_with
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +98,20 @@ def test_receipts_of_sites_hold(tmp_path: Path) -> None:
     environment = runs[0] / "environment.json"
     environment.write_text(environment.read_text().replace('"shares_scores": true', '"shares_scores": false'))
     assert verify.examine(runs[0], None, None).wrong
+
+
+@pytest.mark.slow
+def test_so_does_one_with_personal_budgets_of_a_site_that_shares_scores(tmp_path: Path) -> None:
+    """None of them was kept against the server, which gets scores without noise."""
+    between = Federated(BY_NAME["pdp_prox_local"].experiment(), tmp_path, shares_scores=True)
+    between.play()
+    between.member("site-0").receipt()
+    between.stop("site-0")
+    run = between.place / "site-0"
+    check([run])
+    environment = run / "environment.json"
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), "shares_scores": False}))
+    assert any("clients that grant" in line for line in verify.examine(run, None, None).wrong)
 
 
 @pytest.mark.slow
