@@ -15,7 +15,6 @@ import pytest
 
 import sordino
 from sordino.receipts.signature import generate, sign
-from tests.helpers.between_sites import Federated
 from tests.helpers.planned_receipts import some
 from tests.laws.cases import BY_NAME
 from tests.ledger.test_records import FORGED, GOOD, ledger_with
@@ -103,6 +102,8 @@ def test_receipts_of_sites_hold(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_so_does_one_with_personal_budgets_of_a_site_that_shares_scores(tmp_path: Path) -> None:
     """None of them was kept against the server, which gets scores without noise."""
+    from tests.helpers.between_sites import Federated
+
     between = Federated(BY_NAME["pdp_prox_local"].experiment(), tmp_path, shares_scores=True)
     between.play()
     between.member("site-0").receipt()
