@@ -278,27 +278,27 @@ class Pipes(Carrier):
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         """`commands`: command line of each process."""
-        self._came: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[tuple[str, bytes | Exception | None]] = queue.SimpleQueue()
         self._processes = {str(i): _started(command) for i, command in enumerate(commands)}
         self._owed = {peer: collections.deque[int]() for peer in self._processes}  # tickets, oldest first
+        self._unsent = {peer: queue.SimpleQueue[Writes | None]() for peer in self._processes}
         self._sent = 0
         for peer, process in self._processes.items():
             threading.Thread(target=self._hear, args=(peer, process.stdout), daemon=True).start()
+            threading.Thread(target=self._tell, args=(peer, process.stdin), daemon=True).start()
 
     def __enter__(self) -> Pipes:
         for _ in self._processes:  # who has not begun yet is not silent
             peer, frame = self._came.get()
             if frame != READY:
-                raise self._gone(peer) if frame is None else _refusal(frame)
+                raise _refusal(frame) if isinstance(frame, bytes) else self._gone(peer)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
+        for peer, process in self._processes.items():
             process.kill()
             process.wait()
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
+            self._unsent[peer].put(None)
 
     def peers(self) -> frozenset[str]:
         return frozenset(self._processes)
@@ -308,25 +308,18 @@ class Pipes(Carrier):
         return list(self._processes)
 
     def send(self, to: str, message: Writes) -> int:
-        stream = self._processes[to].stdin
-        assert stream is not None
-        try:
-            write(stream, message())
-        except BrokenPipeError:
-            raise self._gone(to) from None
         self._sent += 1
         self._owed[to].append(self._sent)
+        self._unsent[to].put(message)
         return self._sent
 
     def came(self, seconds: float) -> Sequence[Arrived]:
         try:
-            peer, frame = (
-                self._came.get(timeout=min(seconds, threading.TIMEOUT_MAX)) if seconds else self._came.get_nowait()
-            )
+            peer, frame = self._came.get(seconds > 0, min(seconds, threading.TIMEOUT_MAX))
         except queue.Empty:
             return []
-        if frame is None or not self._owed[peer]:
-            raise self._gone(peer)
+        if not isinstance(frame, bytes) or not self._owed[peer]:
+            raise frame if isinstance(frame, Exception) else self._gone(peer)
         return [Arrived(self._owed[peer].popleft(), frame)]
 
     def cancel(self, ticket: int) -> None:
@@ -347,6 +340,15 @@ class Pipes(Carrier):
         while frame is not None:
             frame = read(stream)
             self._came.put((peer, frame))
+
+    def _tell(self, peer: str, stream: IO[bytes]) -> None:
+        """Moves a process's messages to its pipe: while one is at work its pipe is full, and the others need theirs."""
+        try:
+            with contextlib.suppress(BrokenPipeError), stream:  # the process is gone: its answers end, too
+                while (message := self._unsent[peer].get()) is not None:
+                    write(stream, message())
+        except Exception as error:  # of a message that cannot be made
+            self._came.put((peer, error))
 
     def _gone(self, peer: str) -> RunError:
         process = self._processes[peer]
@@ -394,6 +396,5 @@ def read(stream: IO[bytes]) -> bytes | None:
 
 
 def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
     # a group of its own: Ctrl-C in a terminal is for the server, which ends its processes
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, process_group=0)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)

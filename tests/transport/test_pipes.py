@@ -309,6 +309,33 @@ def test_the_text_of_a_failure_is_shown_and_not_believed(text: bytes) -> None:
     assert refusal.value.code == "client-refused"
 
 
+def test_a_process_at_work_keeps_no_message_from_the_others(tmp_path: Path) -> None:
+    """Messages larger than a pipe holds: the first process reads none until the second has answered its own."""
+    signal = tmp_path / "answered"
+    begin = "import os, sys, time; from pathlib import Path; ready = bytes.fromhex(sys.argv[1]); os.write(1, ready)"
+    waits = "Path(sys.argv[2]).exists() or time.sleep(0.02)"
+    first = f"{begin}\nfor _ in range(500):\n    if {waits}: break\nelse: sys.exit()"
+    large = bytes(1 << 20)
+    answers = "\nfor _ in range(2): os.write(1, ready if len(sys.stdin.buffer.read(8 + (1 << 20))) > 8 else b'')\nsys.stdin.read()"
+    programs = [first + answers, begin + answers]
+    with Pipes([[sys.executable, "-c", program, framed(b"ready").hex(), str(signal)] for program in programs]) as pipes:
+        tickets = [pipes.send(to, lambda: large) for to in ("0", "0", "1", "1")]
+        came = [one.ticket for _ in range(2) for one in pipes.came(20)]
+        signal.touch()
+        came += [one.ticket for _ in range(2) for one in pipes.came(20)]
+    assert came == [*tickets[2:], *tickets[:2]]
+
+
+def test_a_message_that_cannot_be_made_is_an_error_where_its_answer_is_waited_for() -> None:
+    def refuses() -> bytes:
+        raise WireError("too long", fix="shorten it", code="no-message")
+
+    with spoken(framed(b"ready")) as pipes:
+        pipes.send("0", refuses)
+        with pytest.raises(WireError, match="too long"):
+            pipes.came(20)
+
+
 def ended(pipes: Pipes) -> Pipes:
     """Its process reads the end of its messages, and ends."""
     stream = pipes._processes["0"].stdin
