@@ -80,6 +80,5 @@ def one_round(
     traffic = run.inbox.bytes_down(t, down, now.granted), came.size, came.payload
     outcome = Outcome(server, received, crew.active, came.answered, *traffic, came.secure, stalled)
     keep(outcome, digest)  # durable first: a crash from here on ends this release, and makes no other
-    run.store(t, digest)  # from here on this release has one content
-    run.publish(t)
+    run.publish(t, digest)  # from here on this release has one content
     return outcome

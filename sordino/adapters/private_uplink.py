@@ -275,8 +275,7 @@ class PrivateUplink:
         for name, leaf in tree.named(released):
             digest.update(name.encode())
             digest.update(leaf.contiguous().numpy().data)
-        books.store(now.t, digest.digest())
-        books.publish(now.t)
+        books.publish(now.t, digest.digest())
         write_receipt(self.folder.path, self._phase, books)
 
 

@@ -185,14 +185,16 @@ class Ledger:
         """Records that an operation's noise is drawn, so that from now on it counts as having read data. True for the
         first call only.
         """
-        return self._advance(op, State.DRAWN, {})
+        return self._advance(op, {State.DRAWN: {}})
 
     def stored(self, op: str, digest: bytes) -> None:
         """Records the digest of the release of this operation, which may never have another content."""
-        self._advance(op, State.STORED, {"digest": digest.hex()})
+        self._advance(op, {State.STORED: {"digest": digest.hex()}})
 
-    def published(self, op: str) -> None:
-        self._advance(op, State.PUBLISHED, {})
+    def published(self, op: str, digest: bytes | None = None) -> None:
+        """Records that the release is out; `digest`: its own, stored in the same commit, where it has not been."""
+        stored = {} if digest is None else {State.STORED: {"digest": digest.hex()}}
+        self._advance(op, {**stored, State.PUBLISHED: {}})
 
     def seal(self, digest: bytes) -> None:
         """Records, once, the digest of files that were computed from the releases and are published with them."""
@@ -333,12 +335,15 @@ class Ledger:
                     db.execute("ROLLBACK")
                 raise
 
-    def _append(self, record: dict[str, object]) -> None:
-        body, sequence = canonical(record).encode(), self._books.sequence + 1
-        # the books stay as they are: they will learn of this record by reading it back
-        self._db.execute("INSERT INTO record VALUES (?, ?, ?)", (sequence, link(self._books.head, body), body))
+    def _append(self, *records: Mapping[str, object]) -> None:
+        # the books stay as they are: they will learn of these records by reading them back
+        head = self._books.head
+        for sequence, record in enumerate(records, self._books.sequence + 1):
+            body = canonical(record).encode()
+            head = link(head, body)
+            self._db.execute("INSERT INTO record VALUES (?, ?, ?)", (sequence, head, body))
 
-    def _advance(self, op: str, to: State, content: Mapping[str, object]) -> bool:
+    def _advance(self, op: str, steps: Mapping[State, Mapping[str, object]]) -> bool:
         with self._turn() as books:
             if op not in books.ops:
                 raise LedgerError(
@@ -347,25 +352,29 @@ class Ledger:
                     fix="call Ledger.reserve with this operation before its release",
                     code="op-unknown",
                 )
-            at = books.ops[op]
-            if _ORDER.index(at.state) >= _ORDER.index(to):
-                if at.stored is not None and any(self._record(at.stored)[part] != content[part] for part in content):
+            state, _, stored, _ = books.ops[op]
+            records = list[dict[str, object]]()
+            for to, content in steps.items():
+                if _ORDER.index(state) >= _ORDER.index(to):
+                    if stored is not None and any(self._record(stored)[part] != content[part] for part in content):
+                        raise LedgerError(
+                            f"operation {op!r} has already stored another content",
+                            why="an operation releases one content: a second one would reveal the difference of both",
+                            fix="publish what release() returns",
+                            code="op-two-releases",
+                        )
+                    continue
+                if state not in BEFORE[to]:
                     raise LedgerError(
-                        f"operation {op!r} has already stored another content",
-                        why="an operation releases one content: a second one would reveal the difference of both",
-                        fix="publish what release() returns",
-                        code="op-two-releases",
+                        f"operation {op!r} is {state.value}, so it cannot be {to.value}",
+                        why="an operation is reserved, drawn, stored and published, in this order",
+                        fix="do the earlier steps first",
+                        code="op-skips-state",
                     )
-                return False
-            if at.state not in BEFORE[to]:
-                raise LedgerError(
-                    f"operation {op!r} is {at.state.value}, so it cannot be {to.value}",
-                    why="an operation is reserved, drawn, stored and published, in this order",
-                    fix="do the earlier steps first",
-                    code="op-skips-state",
-                )
-            self._append({"kind": to.value, "op": op, **content})
-        return True
+                records.append({"kind": to.value, "op": op, **content})
+                state = to
+            self._append(*records)
+        return bool(records)
 
     def _row(self, sequence: int) -> tuple[bytes, bytes]:
         query = "SELECT hash, body FROM record WHERE sequence = ?"

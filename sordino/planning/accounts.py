@@ -173,9 +173,8 @@ class Accounts:
         asked = self._asked(now, prices)
         digest = self._digest(now.t, {} if self.plan.everyone_pays else prices)
         draws = any(draws_afresh(claim.event) for _, claims in asked.groups for claim in claims)
-        granted = self.ledger.reserve(
-            self.op(now.t), asked.charges, digest, note(asked.groups, self.policy.noise, self.config)
-        )
+        said = note(asked.groups, self.policy.noise, self.config)
+        granted = self.ledger.reserve(self.op(now.t), asked.charges, digest, said)
         if self.plan.everyone_pays and (len(granted) < len(asked.charges) or not asked.due):
             raise _exhausted(now.t)  # a client that cannot pay would be noticed
         clients = self._paid(asked, granted)
@@ -250,10 +249,7 @@ class Accounts:
             op = Op.of(entry.op)
             if op.name not in (self.run, *self.before) or (op.name == self.run and op.round >= rounds):
                 continue
-            if EVERYONE in entry.charges:
-                who: list[int] = [self.payer(0)]
-            else:
-                who = named(entry.note)
+            who = [self.payer(0)] if EVERYONE in entry.charges else named(entry.note)
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
                 if op.name == self.run and (charge is not None or self.plan.pricing is None):
@@ -292,17 +288,12 @@ class Accounts:
             if now.draws:
                 self.witness(self.ledger, self.op(now.t))
 
-    def store(self, t: int, release: bytes) -> None:
-        """Records in the ledger the digest of this round's release, which can never have another content."""
-        self.ledger.stored(self.op(t), release)
-
-    def publish(self, t: int) -> None:
-        self.ledger.published(self.op(t))
+    def publish(self, t: int, release: bytes) -> None:
+        """Records a round's release in the ledger, by its digest: it is out, and can never have another content."""
+        self.ledger.published(self.op(t), release)
 
     def _digest(self, t: int, prices: Mapping[int, Price | None]) -> bytes:
-        plan = {
-            str(k): None if price is None else [price.multiplier, list(price.charge)] for k, price in prices.items()
-        }
+        plan = {str(k): price and [price.multiplier, list(price.charge)] for k, price in prices.items()}
         return hashlib.sha256(json.dumps([self.config, t, plan], sort_keys=True).encode()).digest()
 
     def _said(self, now: OpenRound, prices: Mapping[int, Price | None]) -> Groups:

@@ -350,8 +350,7 @@ def stands(federation: FederatedServer, loaded: checkpoint.Loaded, folder: Path)
         )
     federation.replay(loaded.step)
     if loaded.meta["release"]:  # else that round was lost
-        federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
-        federation.publish(loaded.step - 1)
+        federation.publish(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))
     return PhaseState(loaded.trees["server"], loaded.step, loaded.meta["stalled"])
 
 

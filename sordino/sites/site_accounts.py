@@ -212,8 +212,7 @@ class SiteAccounts:
         if not books.plan.everyone_pays:
             # of what was asked, which has one answer: the ledger is shown, and a digest of an upload that the server is
             # still to noise would let anybody test guesses of it
-            books.store(t, bytes.fromhex(asked.digest))
-            books.publish(t)
+            books.publish(t, bytes.fromhex(asked.digest))
             self._answered.add(books.op(t))
         elif books.op(t) not in self._answered:
             # the ledger is shown with the receipt, and must not tell for which rounds this site was drawn

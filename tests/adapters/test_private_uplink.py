@@ -177,7 +177,7 @@ def _mu(epsilon: float, delta: float) -> float:
 # what may not happen --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["reserve", "drawn", "stored", "published"])
+@pytest.mark.parametrize("when", ["reserve", "drawn", "published"])
 def test_a_kill_loses_a_round_and_gives_none_away(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass

@@ -88,8 +88,7 @@ def planned(folder: Path, experiment: Experiment, public: PublicNumbers, site: t
                 active = books.stragglers.split(books.draw(now), t, books.key).active
                 now = books.reserve(now, books.prices(now, [k for k in active if k in books.members], False))
                 books.begin(now)
-                books.store(t, f"round {t}".encode())
-                books.publish(t)
+                books.publish(t, f"round {t}".encode())
             if phase is training:
                 write_receipt(folder, training, books)
     return folder

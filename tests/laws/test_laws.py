@@ -119,7 +119,7 @@ def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest
     # release
     Hoarding.calls = 0
     rare = case.experiment(engine={"checkpoint_every": 100, "workers": 1})
-    with killed_at("stored", 1):
+    with killed_at("published", 1):
         start(rare, tmp_path / "rare")
     with pytest.raises(LedgerError, match="another content"):
         resume(tmp_path / "rare")

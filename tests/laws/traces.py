@@ -68,7 +68,6 @@ POINTS: Mapping[str, tuple[Any, str, int]] = {
     "reserved": (FederatedServer, "reserve", 0),
     "computed": (FederatedServer, "receive", 0),
     "kept": (rounds.RunningPhase, "_save", 1),  # counts the rounds that are done
-    "stored": (FederatedServer, "store", 0),
     "published": (FederatedServer, "publish", 0),
 }
 
@@ -105,7 +104,7 @@ def interrupted(experiment: Experiment, folder: Path) -> Trace:
     """The run of `experiment`, killed at every point in turn and resumed each time."""
     with killed_at("reserved", 0):
         start(experiment, folder)
-    with killed_at("stored", 0):
+    with killed_at("published", 0):
         resume(folder)
     with killed_at("computed", 1):
         resume(folder)

@@ -180,7 +180,7 @@ def perform(ledger: Ledger, world: World, op: str, log: Path, draw: bytes) -> No
     if (digest := ledger.entry(op).digest) is None:
         ledger.drawn(op)
         try:
-            ledger.stored(op, hashlib.sha256(draw).digest())
+            ledger.published(op, hashlib.sha256(draw).digest())
         except LedgerError as error:  # a racing writer was first: its release is the release
             if error.code != "op-two-releases":
                 raise

@@ -64,6 +64,7 @@ STEPS: dict[str, Callable[[Played], object]] = {
     "store": lambda p: p.ledger.stored("a", b"content"),
     "store another": lambda p: p.ledger.stored("a", b"another"),
     "publish": lambda p: p.ledger.published("a"),
+    "store and publish": lambda p: p.ledger.published("a", b"content"),
     "seal": lambda p: p.ledger.seal(b"receipt"),
     "reopen": Played.reopen,
     "by another": Played.by_another,

@@ -45,6 +45,7 @@ STEPS = st.lists(
     | st.tuples(st.just("drawn"), OPS)
     | st.tuples(st.just("stored"), OPS, CONTENTS)
     | st.tuples(st.just("published"), OPS)
+    | st.tuples(st.just("published"), OPS, CONTENTS)
     | st.tuples(st.just("reopen")),
     max_size=20,
 )
@@ -91,7 +92,9 @@ class Reference:
             self.contents[op], self.states[op] = digest, State.STORED
         return None if self.contents[op] == digest else "op-two-releases"
 
-    def published(self, op: str) -> object:
+    def published(self, op: str, digest: bytes | None = None) -> object:
+        if digest is not None and (refusal := self.stored(op, digest)) is not None:
+            return refusal
         if op not in self.states:
             return "op-unknown"
         if op not in self.contents:
@@ -212,7 +215,7 @@ TWINS: dict[str, tuple[Any, str, Any]] = {
     "grants everything": (Books, "fits", lambda self, name, extra: True),
     "stops one short of the cap": (Currency, "fits", lambda self, total, most: all(map(int.__lt__, total, most))),
     "takes any component for all": (Currency, "fits", lambda self, total, most: any(map(int.__le__, total, most))),
-    "publishes what is not stored": (Ledger, "published", lambda self, op: None),
+    "publishes what is not stored": (Ledger, "published", lambda self, op, digest=None: None),
 }
 
 
@@ -237,15 +240,19 @@ def test_states_go_forward_and_each_is_a_record(ledger: Ledger) -> None:
         lambda: ledger.drawn("op"),
         lambda: ledger.stored("op", b"digest"),
         lambda: ledger.published("op"),
+        lambda: ledger.reserve("both", ONE, b"plan"),
+        lambda: ledger.published("both", b"digest"),
     ):
         action()
         heads.append(ledger.head())
         action()
         assert ledger.head() == heads[-1]
-    assert len(set(heads)) == 5
+    assert len(set(heads)) == 7
+    assert ledger.place().length == 8  # the last step has two records, as if it were two
     assert all(ledger.descends_from(head) for head in heads)
-    entry = (1, "op", State.PUBLISHED, ONE, b"plan".hex(), b"digest".hex(), '{"claim":1}', heads[-1], frozenset())
-    assert list(ledger.entries()) == [entry]
+    entry = (1, "op", State.PUBLISHED, ONE, b"plan".hex(), b"digest".hex(), '{"claim":1}', heads[4], frozenset())
+    both = (5, "both", State.PUBLISHED, ONE, b"plan".hex(), b"digest".hex(), "", heads[-1], frozenset())
+    assert list(ledger.entries()) == [entry, both]
     assert not ledger.descends_from("no head")
 
 

@@ -170,8 +170,8 @@ HOSTILE = [
     one(
         "whoever comes second draws, too",
         "ledger/ledger.py",
-        '                        code="op-two-releases",\n                    )\n                return False',
-        '                        code="op-two-releases",\n                    )\n                return True',
+        "return bool(records)",
+        "return True",
         f"{RESUME}::test_kills_do_not_average_the_noise_away",
         "tests/ledger/test_ledger.py::test_the_ledger_in_memory_does_what_the_model_does",
     ),

@@ -338,8 +338,8 @@ PRIVACY = [
         (
             ("now = run.reserve(now, prices)", "now = OpenRound(t, now.rates, prices, sorted(prices))"),
             (
-                "    run.store(t, digest)",
-                "    run.reserve(now, prices)\n    run.store(t, digest)",
+                "    run.publish(t, digest)",
+                "    run.reserve(now, prices)\n    run.publish(t, digest)",
             ),
         ),
         (f"{BAD}::test_spoiled_values_count_as_zero_and_change_nothing_else",),
@@ -348,10 +348,10 @@ PRIVACY = [
         "stored before it is kept",
         "round.py",
         (
-            ("    keep(outcome, digest)", "    run.store(t, digest)"),
-            ("    run.store(t, digest)  # from", "    keep(outcome, digest)  # from"),
+            ("    keep(outcome, digest)", "    run.publish(t, digest)"),
+            ("    run.publish(t, digest)  # from", "    keep(outcome, digest)  # from"),
         ),
-        ("tests/runs/test_resume.py::test_no_round_is_drawn_twice_with_noise_of_the_system[stored]",),
+        ("tests/runs/test_resume.py::test_no_round_is_drawn_twice_with_noise_of_the_system[published]",),
     ),
     one(
         "an exhausted client still averaged",
@@ -370,7 +370,7 @@ PRIVACY = [
     one(
         "a retry may release something else",
         "ledger/ledger.py",
-        "if at.stored is not None and any(",
+        "if stored is not None and any(",
         "if False and any(",
         f"{LEDGER}::test_the_ledger_in_memory_does_what_the_model_does",
     ),

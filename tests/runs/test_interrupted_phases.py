@@ -84,7 +84,6 @@ METHODS = {
         1,
     ),  # counts the rounds that are done; the row of metrics is, the checkpoint is not
     "kept": (RunningPhase, "_save", 1),
-    "stored": (FederatedServer, "store", 0),
     "published": (FederatedServer, "publish", 0),
 }
 
@@ -160,7 +159,7 @@ def test_killed_everywhere_in_turn_it_is_the_run_that_never_stopped(unstopped: W
         ("ask", "reserved", 0),
         ("ask", "kept", 0),
         ("ask", "written", 1),
-        ("ask", "stored", 1),
+        ("ask", "published", 1),
     ]:
         with killed_in(phase, point, t):
             resume(out)
@@ -169,7 +168,7 @@ def test_killed_everywhere_in_turn_it_is_the_run_that_never_stopped(unstopped: W
     for written in (False, True):
         with killed_at_the_handover(written):
             resume(out)
-    for point, t in (("reserved", 0), ("published", 0), ("computed", 1), ("stored", 1)):
+    for point, t in (("reserved", 0), ("published", 0), ("computed", 1), ("published", 1)):
         with killed_in("", point, t):
             resume(out)
     resume(out)
@@ -291,7 +290,7 @@ def test_clients_in_other_processes_say_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(message, "subprocess", warm.stand_in())
     out, apart_ = tmp_path / "run", {"executor": "processes", "workers": 2}
-    with killed_in("ask", "stored", 0):
+    with killed_in("ask", "published", 0):
         start(tiny(engine=apart_), out)
     resume(out)
     assert apart(unstopped, whole(out)) == []

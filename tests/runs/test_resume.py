@@ -212,7 +212,7 @@ def test_no_round_is_drawn_twice_with_noise_of_the_system(point: str, tmp_path: 
     with killed_at(point, 2):
         start(made, tmp_path / "run")
     before = released(tmp_path / "run")
-    assert len(before) == (3 if point in ("stored", "published") else 2)
+    assert len(before) == (3 if point == "published" else 2)
     kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts_of(tmp_path / "run").setup.state)
     result = resume(tmp_path / "run")
     lost = point == "computed"
@@ -223,7 +223,7 @@ def test_no_round_is_drawn_twice_with_noise_of_the_system(point: str, tmp_path: 
     assert len(after) == 4 - lost
     assert len(entries(tmp_path / "run")) == 4  # a lost round stays paid for
     assert kept is not None
-    if point in ("kept", "stored", "published"):  # what the checkpoint holds is what the ledger says was released
+    if point in ("kept", "published"):  # what the checkpoint holds is what the ledger says was released
         assert list(after.values())[2] == kept.meta["release"]
     assert verify(tmp_path / "run") == []
 
@@ -290,7 +290,7 @@ def test_a_copied_folder_does_not_release_a_round_again(shared: bool, tmp_path: 
 def test_another_draw_of_the_same_release_is_refused(tmp_path: Path) -> None:
     """Without the checkpoint of its last round: going on would release the same operation twice. It is refused before
     anything is drawn."""
-    with killed_at("stored", 2):
+    with killed_at("published", 2):
         start(BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM), tmp_path / "run")
     before = released(tmp_path / "run")
     max((tmp_path / "run" / "checkpoints").glob("round-*.ckpt")).unlink()

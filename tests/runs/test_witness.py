@@ -119,7 +119,6 @@ MOMENTS: Mapping[str, Any] = {
     "synced": (witness, "sync"),
     "begun": (FederatedServer, "begin"),
     "computed": (FederatedServer, "receive"),
-    "stored": (FederatedServer, "store"),
     "published": (FederatedServer, "publish"),
 }
 

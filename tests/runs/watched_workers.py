@@ -43,15 +43,15 @@ def left_behind(*arguments: str) -> None:
 
 
 def killed(*arguments: str) -> None:
-    """A run that dies in its second phase, once what that has released is stored."""
-    whole = FederatedServer.store
+    """A run that dies in its second phase, once what that has released is out."""
+    whole = FederatedServer.publish
 
     def dying(self: FederatedServer, t: int, digest: bytes) -> None:
         whole(self, t, digest)
         if self.run.endswith(".ask"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with mock.patch.object(FederatedServer, "store", dying):
+    with mock.patch.object(FederatedServer, "publish", dying):
         sys.argv = ["sordino", *arguments]
         main()
 

@@ -82,7 +82,7 @@ MOMENTS: Mapping[str, tuple[Any, str]] = {
     "computed": (Site, "obey"),
     "half shelved": (checkpoint, "save"),
     "shelved": (ReplyStore, "put"),
-    "stored": (FederatedServer, "store"),
+    "stored": (FederatedServer, "publish"),
     "answered": (SiteAccounts, "release"),
 }
 
@@ -154,7 +154,7 @@ def test_a_site_that_dies_anywhere_and_comes_back_changes_nothing(
 
 
 @pytest.mark.one_fast
-@pytest.mark.parametrize("point", ["reserved", "computed", "kept", "stored", "published"])
+@pytest.mark.parametrize("point", ["reserved", "computed", "kept", "published"])
 @pytest.mark.parametrize("name", [PRIVATE, pytest.param(STATEFUL, marks=SLOW)])
 def test_a_server_that_dies_and_comes_back_changes_nothing(point: str, name: str, tmp_path: Path) -> None:
     loop = simulated(name, tmp_path)
@@ -169,7 +169,7 @@ def test_a_server_that_dies_and_comes_back_changes_nothing(point: str, name: str
 def killed_at_server(point: str, round: int) -> Iterator[None]:
     """As `killed_at`, but for the books of sites."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("reserve", "store", "publish"):
+        for name in ("reserve", "publish"):
             whole = getattr(FederatedServer, name)
 
             def of_sites(self: FederatedServer, *rest: Any, whole: Any = whole, name: str = name) -> Any:
@@ -180,7 +180,7 @@ def killed_at_server(point: str, round: int) -> Iterator[None]:
             yield
 
 
-UNTOUCHED = {name: getattr(FederatedServer, name) for name in ("reserve", "store", "publish")}
+UNTOUCHED = {name: getattr(FederatedServer, name) for name in ("reserve", "publish")}
 
 
 # sites that are not there ---------------------------------------------------------------------------------------------
