@@ -9,6 +9,7 @@ that noise is drawn, no sum is used before its digest is stored, and no round ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sordino.accounting.events import Json
@@ -77,6 +78,7 @@ def one_round(
     received, came, digest, stalled = run.receive(now, answers, crew, down)  # sum, central noise, decode, divide
     if not came.secure.get("aborted"):  # a sum that was not opened changes nothing
         server = run.algorithm.update(server, received, run.home)
+    received = replace(received, _each=list)  # single uploads are not held while the state is saved
     traffic = run.inbox.bytes_down(t, down, now.granted), came.size, came.payload
     outcome = Outcome(server, received, crew.active, came.answered, *traffic, came.secure, stalled)
     keep(outcome, digest)  # durable first: a crash from here on ends this release, and makes no other

@@ -4,6 +4,9 @@ single uploads, the same bytes whoever computes, and never where somebody looks 
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,10 @@ from sordino.engine.site import RoundHere, Site
 from sordino.errors import NonFiniteModel
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.stages import Clip
-from sordino.round import one_round
+from sordino.round import Outcome, one_round
 from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Terms
+from tests.helpers.executors import Doing
 from tests.helpers.personal_budgets import GROUPS, ROBIN
 from tests.helpers.personal_budgets import made as personal
 
@@ -202,3 +206,23 @@ def test_an_upload_that_is_no_number_is_told_by_its_client(tmp_path: Path, monke
     federation = parts.federation(":memory:", "run")
     with pytest.raises(NonFiniteModel, match="client 5 "):
         one_round(federation, parts.setup.state("server"), 0, site)
+
+
+def test_single_uploads_are_let_go_before_the_state_is_saved(tmp_path: Path) -> None:
+    """A hundred large models beside the copies that a checkpoint takes would not fit: fedgen reads each upload."""
+    parts = made({"name": "fedgen", "local_epochs": 1, "batch_size": 8})
+    held: list[weakref.ref[Any]] = []
+
+    def answers(t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+        for k, upload in parts.site("run").each(t, down, terms):
+            held.extend(map(weakref.ref, tree.leaves(upload)))
+            yield k, upload
+            del upload
+
+    def keep(outcome: Outcome, digest: bytes) -> None:
+        gc.collect()
+        assert len(held) >= 20
+        assert not any(leaf() is not None for leaf in held)
+
+    with (federation := parts.federation(":memory:", "run")).ledger:
+        one_round(federation, parts.setup.state("server"), 0, Doing(answers), keep=keep)
