@@ -109,7 +109,7 @@ def unpack(sums: Sequence[int], count: int, size: int, slots: int, layout: Layou
     words = _spread(sums, slots, layout.width)
     guards, body = words[:, 0], words[:, 1:].reshape(-1)
     if (guards != count).any():
-        raise no_sum(f"a guard holds {guards[guards != count][0]} where {count} were added", "guard-mismatch")
+        raise no_sum(f"a guard is not {count}, the number of contributions", "guard-mismatch")  # not what was opened
     offset = np.uint64(count * layout.offset)
     if (body[size:] != offset).any():
         raise no_sum(f"the padding is not that of {count} uploads", "padding-mismatch")
