@@ -17,7 +17,7 @@ from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.connecting import PARTING
 from sordino.transport.message import Message
 from sordino.transport.run_events import RunEvent, What
-from sordino.transport.sites import FOREVER, SOON, Sites
+from sordino.transport.sites import FOREVER, SOON, Bodies, Sites, made
 from sordino.tree import Tree
 from sordino.types import Terms
 
@@ -238,10 +238,10 @@ class RemoteSites(Sites):
         return peer
 
     def _writer(
-        self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "", digest: str = ""
+        self, peer: str, command: Command, bodies: Bodies, ledger: str = "", digest: str = ""
     ) -> Callable[[], bytes]:
         if isinstance(command, Round):
-            self._there = sum(map(len, bodies))
+            self._there = sum(map(len, made(bodies)))
         write, stands = super()._writer(peer, command, bodies, self.ledger(), digest), self.ledger()
         if not self.carrier.starts_anew or isinstance(command, Begin):
             return write

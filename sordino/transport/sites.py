@@ -25,6 +25,7 @@ from sordino.types import Params, Terms
 
 _SCORES: TypeAdapter[Scores] = TypeAdapter(dict[int, list[float]])
 Replies: TypeAlias = Mapping[str, Message]  # by site
+Bodies: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]  # of a message, or a function that makes them
 FOREVER = math.inf
 SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
 
@@ -36,6 +37,10 @@ class Patience:
     timeout: float = FOREVER  # after it a round goes on without those who are silent
     minimum: int = 0  # clients that must have answered before a round goes on
     deadline: float = FOREVER  # a site that is silent for so long is given up, where a carrier can
+
+
+def made(bodies: Bodies) -> Sequence[bytes]:
+    return bodies() if callable(bodies) else bodies
 
 
 @dataclass
@@ -213,9 +218,9 @@ class Sites(Executor):
         of: dict[int, int] = {}
         for peer, clients in asked.items():
             for some in _parts(clients, self.most):
-                parts = self._parts_of(t, down, some) if shared is None else [shared]
+                bodies = self._parts_of(t, down, some) if shared is None else [shared]
                 command = Round(t, {k: terms[k] for k in some}, shared is None, self._among(terms))
-                of |= dict.fromkeys(some, self._send(peer, command, parts, digest))
+                of |= dict.fromkeys(some, self._send(peer, command, bodies, digest))
         return of
 
     def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
@@ -234,10 +239,13 @@ class Sites(Executor):
         """Sites that a round asks and waits for."""
         return {peer for peer in self.members if self._free(peer)}
 
-    def _parts_of(self, t: int, down: Tree, clients: Sequence[int]) -> list[bytes]:
-        """One message for each client, without anything that is meant for another."""
+    def _parts_of(self, t: int, down: Tree, clients: Sequence[int]) -> Callable[[], Sequence[bytes]]:
+        """One message for each client, without anything that is meant for another. They are encoded when they are sent:
+        those of all clients together may be many models.
+        """
         assert self.told is not None
-        return [wire.encode(self.header(t), self.told(down, k)) for k in clients]
+        parts = [self.told(down, k) for k in clients]
+        return lambda: [wire.encode(self.header(t), part) for part in parts]
 
     def _free(self, peer: str) -> bool:
         while arrived := self.carrier.came(0.0) if self._owes(peer) else ():
@@ -249,7 +257,7 @@ class Sites(Executor):
     def _owes(self, peer: str) -> bool:
         return any(out.peer == peer for out in self._out.values())
 
-    def _send(self, peer: str, command: Command, bodies: Sequence[bytes], digest: str = "") -> int:
+    def _send(self, peer: str, command: Command, bodies: Bodies, digest: str = "") -> int:
         write = self._writer(peer, command, bodies, digest=digest)
         self._moved[peer] = time.monotonic()
         ticket = self.carrier.send(peer, write)
@@ -259,11 +267,11 @@ class Sites(Executor):
         return ticket
 
     def _writer(
-        self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "", digest: str = ""
+        self, peer: str, command: Command, bodies: Bodies, ledger: str = "", digest: str = ""
     ) -> Callable[[], bytes]:
         """Function that writes the message to a site, called each time that the message is delivered."""
         told = asdict(command)
-        return lambda: self.signer.write(peer, self.stage, told, bodies, ledger, digest)
+        return lambda: self.signer.write(peer, self.stage, told, made(bodies), ledger, digest)
 
     def _wait(self, until: float) -> None:
         """Takes in the next answers, waiting at most until `until`; sends refused messages again when it is time, and

@@ -213,8 +213,8 @@ def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_pa
     between = Federated(BY_NAME[name].experiment(**everyone), tmp_path, carried=carried, patience=Patience(5.0, 2))
     whole = FederatedServer.publish
 
-    def publish(self: FederatedServer, t: int) -> None:
-        whole(self, t)
+    def publish(self: FederatedServer, t: int, digest: bytes) -> None:
+        whole(self, t, digest)
         if self.only is None:
             carriers[0].gone = "site-2" if t < 2 else ""
 

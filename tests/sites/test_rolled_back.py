@@ -234,8 +234,8 @@ def test_a_server_that_has_lost_what_it_was_signed_is_told_again(tmp_path: Path)
     """It stops after two rounds, its file of signed heads goes, and both sides are started again."""
     between, publish = Federated(real(), tmp_path, patience=Patience(5.0, 5)), FederatedServer.publish
 
-    def published(self: FederatedServer, t: int) -> None:
-        publish(self, t)
+    def published(self: FederatedServer, t: int, digest: bytes) -> None:
+        publish(self, t, digest)
         if self.only is None and t == 1:
             raise Killed
 
@@ -314,8 +314,8 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
         shutil.copy(notes, place)
         between.member("site-2")
 
-    def published(self: FederatedServer, t: int) -> None:
-        publish(self, t)
+    def published(self: FederatedServer, t: int, digest: bytes) -> None:
+        publish(self, t, digest)
         if self.only is None and t == 0:
             shutil.copytree(site, copy)
             shutil.copy(noted(), notes)

@@ -271,13 +271,19 @@ def test_what_one_client_is_told_goes_to_it_alone() -> None:
 
     def sent(told: Any) -> list[bytes]:
         messages: list[bytes] = []
+        encoded: list[int] = []
 
         def handler(message: bytes) -> bytes:
             messages.append(message)
+            assert len(encoded) == (1 if told is None else len(messages))  # not all before the first is sent
             return Signer("0", "run").write("", 0, {"do": "answered", "clients": []})
 
+        def head(t: int) -> Header:
+            encoded.append(t)
+            return header
+
         own = Signer("", "run")
-        sites = Sites(InProcess({"0": handler}), own, 0, {"0": range(3)}, lambda t: header, told, most=1)
+        sites = Sites(InProcess({"0": handler}), own, 0, {"0": range(3)}, head, told, most=1)
         list(sites(0, {"labels": labels}, {0: Terms(), 2: Terms()}).uploads)
         return [bytes(body) for message in messages for body in Signer("0", "run").read(message).bodies]
 
