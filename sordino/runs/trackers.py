@@ -239,7 +239,9 @@ def _settings(experiment: Json, prefix: str = "") -> Json:
     for name, value in experiment.items():
         if isinstance(value, dict):
             found |= _settings(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) or (isinstance(value, str) and name in ("name", "scheme", "source")):
+        elif isinstance(value, int | float) or (
+            isinstance(value, str) and name in ("name", "scheme", "source", "noise")
+        ):
             found[f"{prefix}{name}"] = value
     return found
 

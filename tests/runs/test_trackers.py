@@ -152,6 +152,7 @@ def test_no_path_and_no_name_of_a_column_goes_out(tmp_path: Path, monkeypatch: p
     run(tmp_path, monkeypatch, recorder, data=table, partition={"scheme": "natural"}, **{"privacy.ledger": ledger})
     assert recorder.settings["algorithm.name"] == "gaussian_gdp"
     assert recorder.settings["privacy.epsilon"] == 8.0
+    assert recorder.settings["privacy.noise"] == "counter"  # who reads these runs sees which were simulations
     assert recorder.settings["data.source"] == "tabular"
     said = json.dumps([recorder.settings, recorder.rows, recorder.promised])
     for secret in ("secret", "ward", "outcome", str(tmp_path)):
