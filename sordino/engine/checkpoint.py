@@ -137,12 +137,14 @@ def digest_trees(trees: Mapping[str, Tree]) -> str:
 
 def _flatten(trees: Mapping[str, Tree]) -> dict[str, Tensor]:
     pairs = [(f"{name}/{leaf_name}", leaf) for name, part in trees.items() for leaf_name, leaf in tree.named(part)]
-    flat = {
-        # always a copy: safetensors refuses tensors that share memory
-        name: leaf.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, leaf in pairs
-    }
-    assert len(flat) == len(pairs), "two tensors of a checkpoint have the same name"
+    flat: dict[str, Tensor] = {}
+    held: set[int] = set()
+    for name, leaf in pairs:
+        assert name not in flat, "two tensors of a checkpoint have the same name"
+        flat[name] = leaf.detach().cpu().contiguous()
+        if (place := flat[name].untyped_storage().data_ptr()) in held:  # safetensors refuses tensors that share memory
+            flat[name] = flat[name].clone()
+        held.add(place)
     return flat
 
 

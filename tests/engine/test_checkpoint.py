@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sordino import tree
-from sordino.engine.checkpoint import digest_trees, latest, load, save
+from sordino.engine.checkpoint import _flatten, digest_trees, latest, load, save
 from sordino.errors import RunError
 from sordino.ledger.files import atomic_write
 from tests.engine.checkpoint_workers import FAILPOINTS, acknowledged, meta, state, template
@@ -196,3 +196,23 @@ def test_data_is_synced_before_its_name_and_the_name_before_the_return(
     monkeypatch.setattr(os, "replace", replacing)
     atomic_write(tmp_path / "file", b"12345")
     assert calls == ["sync 5 bytes", "replace", "sync directory"]
+
+
+def test_a_state_is_copied_only_where_two_tensors_share_memory(tmp_path: Path) -> None:
+    """States of many clients may fill the memory: a checkpoint makes no second set of them."""
+    table = torch.arange(12.0).reshape(3, 4)
+    state = {
+        "whole": table,
+        "row": table[1],
+        "across": table.t(),
+        "steps": torch.arange(6)[::2],
+        "none": torch.empty(0),
+    }
+    flat = _flatten({"server": state})
+    assert flat["server/whole"].data_ptr() == table.data_ptr()
+    assert flat["server/row"].data_ptr() != table[1].data_ptr()
+    save(tmp_path / "kept", 1, {"server": state}, {})
+    loaded = load(tmp_path / "kept", lambda name: state)
+    assert loaded is not None
+    for name, leaf in state.items():
+        assert torch.equal(loaded.trees["server"][name], leaf)
