@@ -242,6 +242,13 @@ def note(console: Console, remarks: Iterable[str]) -> None:
         console.print(f"[yellow]note[/yellow] {escape(remark)}")
 
 
+def foreign(text: str) -> str:
+    """Text of another party, to be printed: without styles, and without characters that move the cursor or hide text,
+    with which an invitation could print another plan than the one that it asks for.
+    """
+    return escape("".join(one if one.isprintable() else " " if one.isspace() else "?" for one in text))
+
+
 def say(facts: object) -> None:
     """Print an object as JSON, with unrounded numbers."""
     typer.echo(json.dumps(facts))

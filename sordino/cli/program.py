@@ -22,13 +22,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from typer.main import get_command_name
 from typer.models import CommandInfo
 
 from sordino import user_code
 from sordino.branches import BRANCHES, part, parts, present
-from sordino.cli import Verb, Verbs, data, doctor, json_asked, looking, privacy, running
+from sordino.cli import Verb, Verbs, data, doctor, foreign, json_asked, looking, privacy, running
 from sordino.errors import BackendUnavailable, ConfigError, RunError, SordinoError
 from sordino.version import __version__
 
@@ -180,12 +179,17 @@ def _tell(error: SordinoError) -> int:
             said = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
             print(json.dumps({"error": said, "exit_code": error.exit_code}), file=sys.stderr, flush=True)
             return error.exit_code
-        console.print(f"[bold red]error[/bold red] {escape(error.what)}  [dim]({error.code})[/dim]")
+        console.print(f"[bold red]error[/bold red] {_lines(error.what)}  [dim]({error.code})[/dim]")
         if error.why:
-            console.print(f"  [bold]why[/bold] {escape(error.why)}")
+            console.print(f"  [bold]why[/bold] {_lines(error.why)}")
         if error.fix:
-            console.print(f"  [bold]fix[/bold] {escape(error.fix)}")
+            console.print(f"  [bold]fix[/bold] {_lines(error.fix)}")
     return error.exit_code
+
+
+def _lines(text: str) -> str:
+    """Text of an error, which may repeat what another party has written, with its lines."""
+    return "\n".join(map(foreign, text.split("\n")))
 
 
 def _lost(error: OSError) -> int:

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli import Quiet, Screen, Verbose, say, write
+from sordino.cli import Quiet, Screen, Verbose, foreign, say, write
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def _noting(console: Console) -> Callable[[str], None]:
     def say(text: str) -> None:
         with contextlib.suppress(OSError):  # with the terminal went whoever could read it; the run goes on
             now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-            console.print(f"[dim]{now} {escape(text)}[/dim]", highlight=False, soft_wrap=True)
+            console.print(f"[dim]{now} {foreign(text)}[/dim]", highlight=False, soft_wrap=True)
 
     return say
 

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from sordino.accounting.statement import Guarantee, beside_scores
 from sordino.accounting.words import described, in_short, merged, subject
+from sordino.cli import foreign
 from sordino.cli.tables import guarantees
 from sordino.config import Experiment
 from sordino.engine import wire
@@ -299,14 +299,15 @@ PROVES_NOTHING = "whose published size proves nothing"
 def plan(console: Console, asked: Proposed) -> None:
     """Print the plan, worked out at this site from the experiment and the agreement in the invitation."""
     told, whole, rows = asked.invitation.told, asked.whole, asked.guarantees
-    console.print(f"[bold]{escape(asked.options.name)}[/bold] is asked to take part in run {told.run}.")
+    console.print(f"[bold]{foreign(asked.options.name)}[/bold] is asked to take part in run {told.run}.")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    address = "".join((asked.options.address or told.server).split())  # whoever writes it can add no key of their own
     for name, said in (
-        ("server", f"{asked.options.address or told.server}, with the key {fingerprint(asked.invitation.server_key)}"),
+        ("server", f"{address}, with the key {fingerprint(asked.invitation.server_key)}"),
         ("method", ", then ".join(_method(phase) for phase in whole.phases)),
         ("clients", f"{len(whole.public.sizes)} of {len(asked.invitation.agreement.sites)} sites"),
     ):
-        table.add_row(f"[dim]{name}[/dim]", escape(said))
+        table.add_row(f"[dim]{name}[/dim]", foreign(said))
     console.print(table)
     console.print("\n[bold]What leaves this site[/bold]")
     for phase in whole.phases:
@@ -320,17 +321,17 @@ def plan(console: Console, asked: Proposed) -> None:
     simulated = not asked.experiment.privacy.real
     console.print(guarantees(rows, simulated))
     for row in described(rows, simulated):
-        console.print(f"[dim]· {escape(row.words)}[/dim]", highlight=False)
+        console.print(f"[dim]· {foreign(row.words)}[/dim]", highlight=False)
     for line in (*whole.public.assumed, *whole.public.void, *(LATE,) * whole.hides_cohorts):
-        console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)
+        console.print(f"[dim]· {foreign(line)}[/dim]", highlight=False)
     most = asked.options.max_epsilon
     each = f" per {asked.worst.unit}" if asked.worst else ""
     allowed = "" if most is None else f" (this site allows {most:g}{each})"
     cost = f"at most {asked.at_most}" if asked.at_most else "more than any epsilon says: no noise covers it"
-    console.print(f"\nThe whole run would cost this client [bold]{escape(cost)}[/bold]{allowed}.")
+    console.print(f"\nThe whole run would cost this client [bold]{foreign(cost)}[/bold]{allowed}.")
     for held, by in merged([row for row in asked.at_stake if row.status == "conditional"]):
         only_if = f"Against {subject(by)} this is conditional. It rests on: {'; '.join(held.because)}."
-        console.print(escape(only_if), highlight=False)
+        console.print(foreign(only_if), highlight=False)
 
 
 def _scores(asked: Proposed) -> str:

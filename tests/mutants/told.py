@@ -153,6 +153,13 @@ TOLD = [
         "tests/sites/test_most_spent.py::test_what_rests_on_the_server_is_conditional_in_a_sites_books",
     ),
     one(
+        "an invitation moves the cursor, and prints another plan than its own",
+        "cli/__init__.py",
+        'one if one.isprintable() else " " if one.isspace() else "?"',
+        "one",
+        "tests/sites/test_most_spent.py::test_an_invitation_prints_no_other_plan_than_its_own",
+    ),
+    one(
         "a site consents to a hidden cohort and is not told of who is late",
         "sites/join.py",
         ", *(LATE,) * whole.hides_cohorts",

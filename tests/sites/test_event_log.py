@@ -212,3 +212,10 @@ def test_with_json_each_event_is_a_line_of_json_as_in_the_log(
     people = spoken(capsys, monkeypatch, verb, *one, *options)
     assert "warning: " in people.err
     assert '{"' not in people.err
+
+
+def test_what_another_side_says_moves_no_cursor() -> None:
+    terminal = io.StringIO()
+    refused = RunEvent(event="refused", site="a", why="\x1b[2J\x1b[Hround 20/20 \u202edone")
+    deploying._noting(Console(file=terminal, width=200))(refused.words)
+    assert terminal.getvalue().endswith("a: ?[2J?[Hround 20/20 ?done\n")

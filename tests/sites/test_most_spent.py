@@ -128,6 +128,17 @@ def test_a_cap_is_for_every_adversary(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_invitation_prints_no_other_plan_than_its_own(tmp_path: Path) -> None:
+    """Characters that clear a screen, hide text or turn it round, and spaces beside which a second key would stand."""
+    between = Federated(EXPERIMENTS["laplace, less and less"], tmp_path)
+    forged = "evil:9\x1b[2J\x1b[H\n\u202esafe:9 with\x9b8m"
+    invitation = shown(between).invitation
+    asked = replace(shown(between), invitation=replace(invitation, told=invitation.told.beside(server=forged)))
+    said = words(asked)
+    assert not [one for one in said if not (one.isprintable() or one == "\n")]
+    assert "evil:9?[2J?[H?safe:9with?8m, with the key" in said
+
+
 def test_what_rests_on_the_server_is_conditional_in_a_sites_books(tmp_path: Path) -> None:
     """Its noise and its coins. The server's own receipt speaks of a program that has added the noise."""
     for name, because in (("central_visible", {SERVER_NOISE}), ("central", {SERVER_NOISE, SERVER_COINS})):
