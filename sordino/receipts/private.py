@@ -34,14 +34,14 @@ NOT_TO_BE_SHARED = (
 )
 
 
-def create(run: Path, clients: bool) -> None:
-    """Creates the private folder of a new run. `clients`: also the secret from which clients draw their run-long
-    randomness."""
+def create(run: Path, secret: bytes) -> None:
+    """Creates the private folder of a new run. `secret`: that from which clients draw their run-long randomness, if
+    any."""
     place = run / FOLDER
     place.mkdir(mode=0o700)
     write(place / README, NOT_TO_BE_SHARED.encode())
-    if clients:
-        write(place / CLIENTS, new_key())
+    if secret:
+        write(place / CLIENTS, secret)
     settle(run)
 
 

@@ -40,9 +40,10 @@ def create_folder(
     data_key: bytes,
     story: Json | None = None,
     more: Mapping[str, str] | None = None,
+    secret: bytes = b"",
 ) -> None:
     """Creates a run folder: written under another name beside its place, then renamed. `story`: how the server's own
-    images were made; `more`: further files, by name."""
+    images were made; `more`: further files, by name; `secret`: that of the clients, where it is not a new one."""
     experiment, young = setup.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         parents = list(folder.absolute().parents)
@@ -55,8 +56,8 @@ def create_folder(
         if story is not None:
             atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())
         if experiment.privacy.real:
-            readers = (phase.algorithm.read for phase in setup.whole.phases)
-            private.create(young, clients=any(reader.redraw is not None for reader in readers))
+            once = any(phase.algorithm.read.redraw is not None for phase in setup.whole.phases)
+            private.create(young, (secret or private.new_key()) if once else b"")
         if data_key:  # between sites a site's identity has it
             private.write(young / private.DATA, data_key)
         agreement.write(young)

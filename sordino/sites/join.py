@@ -243,6 +243,15 @@ def data_key(identity: Ed25519PrivateKey) -> bytes:
     return hmac.digest(identity.private_bytes_raw(), b"sordino data", "sha256")
 
 
+def answers_key(asked: Proposed) -> bytes:
+    """Secret from which this site draws what it randomises once in a run. It follows from the identity and from what
+    was accepted: in place of a lost folder, another one draws the same answers, since second ones would be unpaid.
+    """
+    invitation = asked.invitation
+    accepted = "/".join((invitation.told.run, invitation.experiment.digest(), invitation.agreement.digest))
+    return hmac.digest(asked.options.identity.private_bytes_raw(), f"sordino answers/{accepted}".encode(), "sha256")
+
+
 def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
     told, agreed = asked.invitation.told, asked.invitation.agreement
     scores = asked.options.shares_scores
@@ -254,7 +263,7 @@ def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
         **({"schema.toml": told.table_schema} if told.table_schema else {}),
     }
     agreement = whole.agreement(data.commitment)
-    create_folder(asked.folder, whole.phases[-1], agreement, environment, b"", more=more)
+    create_folder(asked.folder, whole.phases[-1], agreement, environment, b"", more=more, secret=answers_key(asked))
 
 
 def _check_first(asked: Proposed) -> None:

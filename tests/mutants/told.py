@@ -153,6 +153,13 @@ TOLD = [
         "tests/sites/test_most_spent.py::test_what_rests_on_the_server_is_conditional_in_a_sites_books",
     ),
     one(
+        "in place of a lost folder another one randomises anew",
+        "sites/join.py",
+        ", more=more, secret=answers_key(asked)",
+        ", more=more",
+        "tests/sites/test_rolled_back.py::test_another_folder_for_a_run_draws_no_second_answers",
+    ),
+    one(
         "an invitation moves the cursor, and prints another plan than its own",
         "cli/__init__.py",
         'one if one.isprintable() else " " if one.isspace() else "?"',

@@ -10,20 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sordino.config import Experiment
 from sordino.engine.commands import Accepted, Answered, Begin, Refused
 from sordino.engine.server import FederatedServer
 from sordino.errors import LedgerError
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.signature import private_key
 from sordino.receipts.verify import verify
 from sordino.runs.witness import MISSING, Witness
+from sordino.sites import agreement_file
+from sordino.sites.agreement_file import invite
+from sordino.sites.join import JoinOptions, Proposed, membership
 from sordino.sites.site_accounts import SiteAccounts
 from sordino.transport.message import LENGTH, SIGNATURE
 from sordino.transport.request_handler import ReplyStore
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated
 from tests.helpers.forged_messages import Server
+from tests.helpers.real_sites import Trial
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import Killed, put_back
 
@@ -355,3 +361,34 @@ def test_without_the_signed_head_an_older_copy_goes_on(tmp_path: Path, monkeypat
     assert answered(server, 0) != first
     assert server.spent() == 1
     server.member.close()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_another_folder_for_a_run_draws_no_second_answers(moved: bool, tmp_path: Path) -> None:
+    """What is randomised once in a run is paid once, and a lost folder had the secret that it was drawn from."""
+    read = {"name": "responses", "of": "image", "epsilon": 2.0, "delta": 1e-6, "label_epsilon": 2.0}
+    table = real("fedavg", rounds=2, read=read).model_dump(mode="json", exclude_none=True)
+    trial = Trial(tmp_path / "trial", table, 5, rehearsal=False)
+    agreed = agreement_file.read(trial.place / "agreement.toml")
+
+    def first_answers(run: str, out: str) -> torch.Tensor:
+        name = trial.name(0)
+        options = JoinOptions(
+            invitation=Path(),
+            identity=private_key(trial.place / name),
+            folder=tmp_path / out,
+            data=trial.place / f"{name}-data",
+            name=name,
+            moved=moved,
+        )
+        server = private_key(trial.place / "server")
+        asked = Proposed(options, invite(run, "localhost:9", server, trial.experiment, agreed))
+        with membership(asked, lambda found: True) as found:
+            assert found is not None
+            return found[0]._site(0).shards[asked.client].y.clone()
+
+    own = first_answers("run", "own")
+    assert torch.equal(own, first_answers("run", "in-place-of-a-lost-one"))
+    assert not torch.equal(
+        own, first_answers("another-run", "another")
+    )  # the control: what is paid again is drawn anew
