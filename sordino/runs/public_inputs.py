@@ -30,6 +30,10 @@ ONE_TEXT = "an example is one row with the text in it: whoever wrote several is 
 TOKENIZER = "the tokenizer of {} was trained on public text: its tokens show what it was trained on"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 TRUSTED = "{} is user code, trusted not to keep or send the data that it sees, and to fail at none of them"
+ALONE = (
+    "each row of {} was made from one record alone: what was computed from several, such as a mean or the largest of "
+    "them, is covered by no noise"
+)
 FITS = (
     "that the run began is public: none does where a row does not fit the schema, where more than a fifth of a "
     "column's values at one owner are outside it, or where a key has more rows than it allows"
@@ -101,6 +105,7 @@ class Disclosures:
         shown = made.algorithm, made.model, made.partition, made.loss, made.evaluation.metrics, data.source
         code = dict.fromkeys(user_code.named(shown))
         trusted = tuple(TRUSTED.format(name) for name in code if name != LENT_PATH)
+        own = (ALONE.format(data.source),) if self.source.own is not None else ()
         name = str(made.model.get("name"))
         warm = (WARM.format(name),) if user_code.is_own(name) else ()
         taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
@@ -109,7 +114,7 @@ class Disclosures:
         texts = {} if self.source.schema is None else self.source.schema.features
         trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
         fits = () if self.source.schema is None else (FITS,)
-        return (*several, *taken, *fits, *map(TOKENIZER.format, trained), *trusted, *warm)
+        return (*several, *taken, *fits, *map(TOKENIZER.format, trained), *own, *trusted, *warm)
 
 
 # announcements of sites -----------------------------------------------------------------------------------------------

@@ -116,6 +116,13 @@ TOLD = [
         "tests/cli/test_simulation_said.py::test_a_budget_that_a_publication_counts_says_so",
     ),
     one(
+        "rows of one's own that may be scaled by each other, without a word",
+        "runs/public_inputs.py",
+        "(ALONE.format(data.source),) if self.source.own is not None else ()",
+        "()",
+        "tests/runs/test_own_parts.py::test_rows_that_were_scaled_by_each_other_are_said_to_be_made_one_by_one",
+    ),
+    one(
         "own code that may fail at some rows, without a word",
         "runs/public_inputs.py",
         ", and to fail at none of them",

@@ -77,6 +77,16 @@ class Declared(RowSource):
         return SourceRows(X[: self.size], Y[: self.size])
 
 
+class Scaled(Declared):
+    def __init__(self, first: float = 1.0) -> None:
+        self.first = first
+
+    def rows(self, seed: int) -> SourceRows:
+        x = np.array(X)
+        x[0] = self.first
+        return SourceRows(x / np.abs(x).max(), Y)
+
+
 @dataclass(frozen=True)
 class Pairs(Cohort):
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
@@ -228,6 +238,22 @@ def test_real_noise_wants_declared_rows_and_a_partition_without_labels() -> None
         _ = _population(data=Declared, **real).shares  # dirichlet
     assert labels.value.code == "partition-from-labels"
     _ = _population(data=Declared, partition=Turns, **real).shares
+
+
+def test_rows_that_were_scaled_by_each_other_are_said_to_be_made_one_by_one() -> None:
+    """One record changes all rows of such a source, and nothing shows it: a receipt has to say what it rests on."""
+
+    def others(largest: float) -> tuple[Any, Any]:
+        with user_code.lent({}):
+            settings = session.named({"data": Scaled, "partition": Turns}).settings
+            made = Population(config.load(None, [], {**settings, "data.options": {"first": largest}}))
+            return made.dataset.train.x, made.disclosures.assumed
+
+    (x, said), (moved, _) = others(1.0), others(1000.0)
+    assert (x != moved).any(1).sum() > 40
+    assert any("made from one record alone" in one for one in said)
+    with user_code.lent({"data": ROWS}):
+        assert any("made from one record alone" in one for one in _population(data=ROWS).disclosures.assumed)
 
 
 @pytest.mark.parametrize("scheme", [Twice, Beyond])
