@@ -315,8 +315,8 @@ HOSTILE = [
     one(
         "what each client is told goes to all",
         "transport/sites.py",
-        "wire.encode(self.header(t), self.told(down, k)) for k in clients",
-        "wire.encode(self.header(t), down) for k in clients",
+        "[self.told(down, k) for k in clients]",
+        "[down for k in clients]",
         "tests/transport/test_pipes.py::test_what_one_client_is_told_goes_to_it_alone",
     ),
     # tables, ledgers, clients
