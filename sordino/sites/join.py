@@ -336,7 +336,8 @@ def plan(console: Console, asked: Proposed) -> None:
     most = asked.options.max_epsilon
     each = f" per {asked.worst.unit}" if asked.worst else ""
     allowed = "" if most is None else f" (this site allows {most:g}{each})"
-    cost = f"at most {asked.at_most}" if asked.at_most else "more than any epsilon says: no noise covers it"
+    unpriced = "what its table says" if any(row.finite for row in rows) else "more than any epsilon says"
+    cost = f"at most {asked.at_most}" if asked.at_most else f"{unpriced}: no noise that a budget pays for covers it"
     console.print(f"\nThe whole run would cost this client [bold]{foreign(cost)}[/bold]{allowed}.")
     for held, by in merged([row for row in asked.at_stake if row.status == "conditional"]):
         only_if = f"Against {subject(by)} this is conditional. It rests on: {'; '.join(held.because)}."

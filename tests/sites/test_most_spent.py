@@ -139,6 +139,14 @@ def test_an_invitation_prints_no_other_plan_than_its_own(tmp_path: Path) -> None
     assert "evil:9?[2J?[H?safe:9with?8m, with the key" in said
 
 
+def test_noise_without_a_price_is_not_called_none(tmp_path: Path) -> None:
+    read = {"name": "responses", "of": "image", "epsilon": 2.0, "delta": 1e-6, "label_epsilon": 2.0}
+    answers, plain = (BY_NAME["fedavg"].experiment(rounds=2, **more) for more in ({"read": read}, {}))
+    cost = "would cost this client {}: no noise that a budget pays for covers it."
+    assert cost.format("what its table says") in words(shown(Federated(answers, tmp_path / "answers")))
+    assert cost.format("more than any epsilon says") in words(shown(Federated(plain, tmp_path / "plain")))
+
+
 def test_what_rests_on_the_server_is_conditional_in_a_sites_books(tmp_path: Path) -> None:
     """Its noise and its coins. The server's own receipt speaks of a program that has added the noise."""
     for name, because in (("central_visible", {SERVER_NOISE}), ("central", {SERVER_NOISE, SERVER_COINS})):
