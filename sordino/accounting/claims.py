@@ -229,7 +229,7 @@ class Claim(Subject):
     event: Written
     status: Status
     because: tuple[str, ...]  # assumptions, or the reason why nothing is promised
-    drift: float = 0.0  # total variation between the noise that was drawn and the ideal law that the event names
+    drift: float = Field(default=0.0, ge=0.0)  # total variation between the noise drawn and the ideal law of the event
 
     @classmethod
     def to_everyone(

@@ -121,8 +121,8 @@ def _guarantees(again: Json, claimed: Json) -> list[str]:
     found, wrong = {_subject(row): row for row in again["guarantees"]}, list[str]()
     rows = [row for row in claimed["guarantees"] if isinstance(row, dict)]
     stated = {_subject(row): row for row in rows}
-    if len(stated) < len(rows):
-        wrong.append("a guarantee is stated twice")
+    if len(stated) < len(claimed["guarantees"]):
+        wrong.append("a guarantee is stated twice, or is no row")
     for subject in sorted(found.keys() | stated.keys()):
         a, b = found.get(subject), stated.get(subject)
         if a is None or b is None:

@@ -255,6 +255,14 @@ def test_no_row_is_below_any_of_its_releases() -> None:
                 assert row.epsilon >= least * (1 - 1e-9)
 
 
+def test_noise_is_no_closer_to_its_law_than_exact() -> None:
+    """A drift below 0, in a ledger that somebody made, would pay for that of other releases."""
+    told = claim("example", "replace", Gaussian(1.0), drift=1e-7).to_json()
+    assert Claim.from_json(told).drift == 1e-7
+    with pytest.raises(ValueError, match="drift"):
+        Claim.from_json({**told, "drift": -1e-7})
+
+
 def test_what_the_noise_tables_lack_is_taken_out_of_delta() -> None:
     """Total variation tau on both sides: (epsilon, delta + (1 + e^epsilon) tau). It is epsilon that becomes larger, and
     delta where all of it would not be enough.

@@ -9,6 +9,20 @@ VERIFY = "tests/receipts/test_verify.py"
 
 RECEIPTS = [
     one(
+        "a sentence among the guarantees is overlooked",
+        "receipts/verify.py",
+        'if len(stated) < len(claimed["guarantees"]):',
+        "if len(stated) < len(rows):",
+        f"{VERIFY}::test_a_sentence_among_the_guarantees_is_no_row_and_no_receipt_holds_with_it",
+    ),
+    one(
+        "drift below zero pays for that of other releases",
+        "accounting/claims.py",
+        "Field(default=0.0, ge=0.0)",
+        "Field(default=0.0)",
+        "tests/accounting/test_covering.py::test_noise_is_no_closer_to_its_law_than_exact",
+    ),
+    one(
         "every hidden cohort is one in which all pay",
         "receipts/verify.py",
         "if setup.policy.hidden and again.plan.everyone_pays:",

@@ -132,6 +132,15 @@ def test_the_limits_of_an_exact_epsilon_need_not_be_told_and_no_other_bound_may_
         assert len(verification._guarantees(every, told)) == 1
 
 
+def test_a_sentence_among_the_guarantees_is_no_row_and_no_receipt_holds_with_it() -> None:
+    """Whoever seals a receipt again can put "epsilon 0.1" among its rows, which no program compares with anything."""
+    again: dict[str, Any] = {"guarantees": []}
+    assert verification._guarantees(again, {"guarantees": []}) == []
+    for beside in ("one client, against anyone: epsilon 0.1, proved", ["epsilon", 0.1], 0.1, None):
+        said = verification._guarantees(again, {"guarantees": [beside]})
+        assert said == ["a guarantee is stated twice, or is no row"]
+
+
 def test_an_accountant_that_comes_out_below_an_exact_one_is_named() -> None:
     subject = {"unit": "client", "neighbours": "replace", "adversary": "server"}
 
