@@ -135,11 +135,17 @@ class States(Mapping[int, Tree]):
 
     # checkpoints ----------------------------------------------------------------------------------------------------
 
-    def trees(self) -> dict[str, Tree]:
-        """States as trees of a checkpoint, which do not depend on the order in which clients first took part."""
+    def trees(self, live: bool = False) -> dict[str, Tree]:
+        """States as trees of a checkpoint, which do not depend on the order in which clients first took part. `live`:
+        not a copy where none is needed, for a tree that is written before any state changes.
+        """
         who = sorted(self._row.keys() - self._odd.keys())
         rows = torch.tensor([self._row[client] for client in who], dtype=torch.int64)
-        held = [column.index_select(0, rows.to(column.device)) for column in self._columns]
+        sorted_already = live and bool((rows == torch.arange(len(who))).all())
+        held = [
+            column[: len(who)] if sorted_already else column.index_select(0, rows.to(column.device))
+            for column in self._columns
+        ]
         packed = Packed(torch.tensor(who, dtype=torch.int64), tree.like(self._template, held))
         odd = {f"clients/{client}": self._odd[client] for client in sorted(self._odd)}
         return ({f"states/{len(who)}": packed} if who else {}) | odd

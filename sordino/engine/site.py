@@ -209,7 +209,7 @@ class Site(Executor):
     def keep(self, step: int) -> Mapping[str, Tree]:
         if self.state_folder is None:
             return self.states.trees()
-        checkpoint.save(self.state_folder, step, self.states.trees(), {})
+        checkpoint.save(self.state_folder, step, self.states.trees(live=True), {})
         return {}
 
     def restore(self, step: int, place: Path) -> None:

@@ -58,6 +58,7 @@ def test_what_is_put_in_comes_out(put: list[tuple[int, int]]) -> None:
         for client, number in put:
             states[client] = known[client] = state(number)
         assert dict.fromkeys(states) == dict.fromkeys(sorted(known))
+        assert checkpoint.digest_trees(states.trees(live=True)) == checkpoint.digest_trees(states.trees())
         assert len(states) == len(known)
         assert all(same(states[client], kept) for client, kept in known.items())
         assert states.get(-1) is None
@@ -169,3 +170,14 @@ def test_a_run_whose_states_lie_in_files_is_the_same_run(
     apart = (interrupted if resumed else finished)(case.experiment(), tmp_path / "apart")
     assert mapped
     assert differences(plain, apart) == []
+
+
+def test_states_that_are_saved_at_once_are_not_copied(place: Path | None) -> None:
+    states = States(EMPTY, place)
+    for client in range(9):
+        states[client] = state(client)
+    begins = {
+        live: [leaf.data_ptr() for leaf in tree.leaves(states.trees(live)["states/9"].states)] for live in (True, False)
+    }
+    assert begins[True] == [column.data_ptr() for column in states._columns]
+    assert not {*begins[True]} & {*begins[False]}
