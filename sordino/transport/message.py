@@ -279,10 +279,14 @@ class Pipes(Carrier):
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         """`commands`: command line of each process."""
         self._came: queue.SimpleQueue[tuple[str, bytes | Exception | None]] = queue.SimpleQueue()
-        self._processes = {str(i): _started(command) for i, command in enumerate(commands)}
+        pipe, self._sent = subprocess.PIPE, 0
+        self._processes = {
+            # a group of its own: Ctrl-C in a terminal is for the server, which ends its processes
+            str(i): subprocess.Popen(command, stdin=pipe, stdout=pipe, process_group=0)
+            for i, command in enumerate(commands)
+        }
         self._owed = {peer: collections.deque[int]() for peer in self._processes}  # tickets, oldest first
         self._unsent = {peer: queue.SimpleQueue[Writes | None]() for peer in self._processes}
-        self._sent = 0
         for peer, process in self._processes.items():
             threading.Thread(target=self._hear, args=(peer, process.stdout), daemon=True).start()
             threading.Thread(target=self._tell, args=(peer, process.stdin), daemon=True).start()
@@ -336,19 +340,20 @@ class Pipes(Carrier):
 
     def _hear(self, peer: str, stream: IO[bytes]) -> None:
         """Moves a process's answers from its pipe to the server's queue: a full pipe would stop the process."""
-        frame: bytes | None = b""
-        while frame is not None:
-            frame = read(stream)
+        for frame in iter(lambda: read(stream), None):
             self._came.put((peer, frame))
+        self._came.put((peer, None))
 
     def _tell(self, peer: str, stream: IO[bytes]) -> None:
         """Moves a process's messages to its pipe: while one is at work its pipe is full, and the others need theirs."""
-        try:
-            with contextlib.suppress(BrokenPipeError), stream:  # the process is gone: its answers end, too
-                while (message := self._unsent[peer].get()) is not None:
-                    write(stream, message())
-        except Exception as error:  # of a message that cannot be made
-            self._came.put((peer, error))
+        with contextlib.suppress(BrokenPipeError), stream:  # the process is gone: its answers end, too
+            while (message := self._unsent[peer].get()) is not None:
+                try:
+                    data = message()
+                except Exception as error:  # before the stream is closed, at which the process ends
+                    self._came.put((peer, error))
+                    return
+                write(stream, data)
 
     def _gone(self, peer: str) -> RunError:
         process = self._processes[peer]
@@ -393,8 +398,3 @@ def read(stream: IO[bytes]) -> bytes | None:
         return None
     data = stream.read(length)
     return data if len(data) == length else None
-
-
-def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    # a group of its own: Ctrl-C in a terminal is for the server, which ends its processes
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
