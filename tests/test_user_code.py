@@ -311,16 +311,16 @@ class _all_gone:
 
     def __enter__(self) -> None:
         self.made: list[Any] = []
-        self.whole = message._started
+        self.whole = message.Pipes.__init__
 
-        def noting(command: Sequence[str]) -> Any:
-            self.made.append(self.whole(command))
-            return self.made[-1]
+        def noting(pipes: message.Pipes, commands: Sequence[Sequence[str]]) -> None:
+            self.whole(pipes, commands)
+            self.made += pipes._processes.values()
 
-        message._started = noting
+        message.Pipes.__init__ = noting
 
     def __exit__(self, *_: object) -> None:
-        message._started = self.whole
+        message.Pipes.__init__ = self.whole
         assert self.made
         assert not {process.pid for process in self.made} & set(_alive())
 

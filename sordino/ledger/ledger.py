@@ -1,6 +1,6 @@
 """The privacy ledger: the budget that each client has spent, and on which release. It survives a crash at any instant.
 
-    RESERVED  ->  DRAWN  ->  STORED(digest)  ->  PUBLISHED        each arrow is one durable transaction
+    RESERVED  ->  DRAWN  ->  STORED(digest)  ->  PUBLISHED        each arrow is durable; the last two may be one commit
 
 Callers reserve before any data is read, store before publishing, and repeat an operation under its name. So a crash may
 lose budget but never gives a release for free, and no operation is released with two contents. Nothing is refunded.
