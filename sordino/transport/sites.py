@@ -40,6 +40,7 @@ class Patience:
 
 
 def made(bodies: Bodies) -> Sequence[bytes]:
+    """Bodies of a message, encoded now where that was left to a function."""
     return bodies() if callable(bodies) else bodies
 
 
