@@ -14,6 +14,7 @@ APART = ("tests/test_device.py", "tests/runs/test_accelerators.py")
 @pytest.mark.slow
 def test_a_pretended_accelerator_stays_in_a_process_of_its_own() -> None:
     asked = [sys.executable, "-m", "pytest", "-n", "0", "-m", "slow or not slow", *APART]
+    asked += ["-o", "faulthandler_timeout=300"]  # before this test is taken for one that hangs
     done = subprocess.run(asked, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

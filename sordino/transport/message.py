@@ -323,6 +323,7 @@ class Pipes(Carrier):
         except queue.Empty:
             return []
         if not isinstance(frame, bytes) or not self._owed[peer]:
+            self._came.put((peer, frame))  # whoever waits again is told again, and does not wait for ever
             raise frame if isinstance(frame, Exception) else self._gone(peer)
         return [Arrived(self._owed[peer].popleft(), frame)]
 
@@ -394,7 +395,5 @@ def read(stream: IO[bytes]) -> bytes | None:
     if len(head) < FRAME.size:
         return None
     (length,) = FRAME.unpack(head)
-    if length > LARGEST:
-        return None
-    data = stream.read(length)
+    data = stream.read(length) if length <= LARGEST else b""
     return data if len(data) == length else None

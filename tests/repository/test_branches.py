@@ -133,8 +133,9 @@ def test_the_tests_of_the_trunk_pass_without_any_branch(tmp_path: Path) -> None:
             shutil.copy(ROOT / name, tmp_path / name)
     for branch in BRANCHES:
         shutil.rmtree(tmp_path / "sordino" / branch)
-    ran = python(tmp_path, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--assert", "plain")
-    assert ran.returncode == 0, ran.stdout[-4000:]
+    alone = ["-n", "0", "-p", "no:cacheprovider", "--assert", "plain", "-o", "faulthandler_timeout=300"]
+    ran = python(tmp_path, "-m", "pytest", *alone)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     passed = re.search(r"(\d+) passed", ran.stdout)
     assert passed
     assert int(passed[1]) >= 3_000

@@ -118,6 +118,8 @@ def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, qu
         processes_of(workers)[1].kill()
         with pytest.raises(RunError) as refusal:
             list(workers(1, down, terms).uploads)
+        with pytest.raises(RunError):  # whoever asks once more does not wait for ever
+            workers.carrier.came(20)
     assert refusal.value.code == "client-process-ended"
     assert "resume" in refusal.value.fix
 
@@ -140,19 +142,18 @@ def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_worker
 @pytest.mark.slow
 def test_workers_end_with_their_server(tmp_path: Path) -> None:
     """SIGKILL leaves no time to say goodbye: the closed pipe is enough, and nobody complains."""
-    file = tmp_path / "e.toml"
-    file.write_text(CASE.experiment(rounds=3000, engine=TWO).toml())
+    (file := tmp_path / "e.toml").write_text(CASE.experiment(rounds=3000, engine=TWO).toml())
+    arguments = [sys.executable, "-m", "sordino", "run", str(file), "--out", str(tmp_path / "run"), "-q"]
     with open(tmp_path / "stderr", "wb") as complained:
-        arguments = [sys.executable, "-m", "sordino", "run", str(file), "--out", str(tmp_path / "run"), "-q"]
         server = warm.Process(arguments, stderr=complained)
-        metrics = tmp_path / "run" / "metrics.jsonl"
+        metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
         while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+            assert time.monotonic() < deadline, (tmp_path / "stderr").read_text()
             time.sleep(0.002)
         held = warm.complaining(tmp_path / "stderr")
         assert len(held) == 3  # the server and two workers
         server.kill()
         assert server.wait() == -signal.SIGKILL
-        deadline = time.monotonic() + 30
         while warm.complaining(tmp_path / "stderr") and time.monotonic() < deadline:
             time.sleep(0.02)
         assert warm.complaining(tmp_path / "stderr") == []
