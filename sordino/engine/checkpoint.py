@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -49,8 +50,6 @@ class Loaded(NamedTuple):
 
 def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[str, JSON], keep: int = 2) -> Path:
     """Write the state after round `step`; the `keep` checkpoints before it stay, older ones go."""
-    from safetensors.torch import save as pack
-
     assert step >= 0
     assert keep >= 0
     newest = latest(directory)
@@ -63,7 +62,7 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
         )
     flat = _flatten(trees)
     text = json.dumps({"format": _FORMAT, "step": step, "trees": list(trees), "meta": meta})
-    data = pack(flat, {"state": text, "sha256": _seal(text, flat)})
+    data = _packed(flat, {"state": text, "sha256": _seal(text, flat)})
     path = _path(directory, step)
     with disk_told(path):
         for place in (directory.parent, directory):  # clients save theirs first, inside the server's
@@ -137,22 +136,43 @@ def digest_trees(trees: Mapping[str, Tree]) -> str:
 
 def _flatten(trees: Mapping[str, Tree]) -> dict[str, Tensor]:
     pairs = [(f"{name}/{leaf_name}", leaf) for name, part in trees.items() for leaf_name, leaf in tree.named(part)]
-    flat: dict[str, Tensor] = {}
-    held: set[int] = set()
-    for name, leaf in pairs:
-        assert name not in flat, "two tensors of a checkpoint have the same name"
-        flat[name] = leaf.detach().cpu().contiguous()
-        if (place := flat[name].untyped_storage().data_ptr()) in held:  # safetensors refuses tensors that share memory
-            flat[name] = flat[name].clone()
-        held.add(place)
+    flat = {name: leaf.detach().cpu().contiguous() for name, leaf in pairs}
+    assert len(flat) == len(pairs), "two tensors of a checkpoint have the same name"
     return flat
+
+
+def _packed(flat: Mapping[str, Tensor], meta: Mapping[str, str]) -> list[bytes | memoryview]:
+    """Content of a safetensors file: its head, and the tensors where they lie. The library would copy all of them, and
+    what clients keep may be gigabytes.
+    """
+    leaves = sorted(flat.items(), key=lambda pair: (-pair[1].itemsize, pair[0]))  # so each lies where its type wants it
+    head: dict[str, object] = {"__metadata__": meta}
+    end = 0
+    for name, leaf in leaves:
+        begin, end = end, end + leaf.nbytes
+        head[name] = {"dtype": _name_of(leaf.dtype), "shape": leaf.shape, "data_offsets": [begin, end]}
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *(_bytes_of(leaf) for _, leaf in leaves)]
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    """Name of a type in safetensors files, as the library writes it."""
+    from safetensors.torch import save as pack
+
+    return str(json.loads(pack({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
+
+
+def _bytes_of(leaf: Tensor) -> memoryview:
+    return leaf.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _digest(flat: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name, leaf in sorted(flat.items()):
         total.update(json.dumps([name, str(leaf.dtype), leaf.shape]).encode())
-        total.update(leaf.reshape(-1).view(torch.uint8).numpy().data)
+        total.update(_bytes_of(leaf))
     return total.hexdigest()
 
 

@@ -12,7 +12,7 @@ import functools
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -47,16 +47,17 @@ def waiting_for_files(do: Callable[P, T]) -> Callable[P, T]:
 
 
 @waiting_for_files
-def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
+def atomic_write(path: Path, data: bytes | Sequence[bytes | memoryview], private: bool = False) -> None:
     """Replaces the file's content durably and atomically: other processes, and this one after a crash, see all old or
-    all new. `private`: only the owner may read it."""
+    all new. `data`: whole, or its parts; `private`: only the owner may read it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
     with disk_told(path):
         try:
             with open(temporary, "xb") as file:
                 if private:
                     temporary.chmod(0o600)
-                file.write(data)
+                for part in [data] if isinstance(data, bytes) else data:
+                    file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

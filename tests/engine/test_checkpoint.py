@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import random
 import stat
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load as unpack
+from safetensors.torch import load_file
+from safetensors.torch import save as pack
 
 from sordino import tree
-from sordino.engine.checkpoint import _flatten, digest_trees, latest, load, save
+from sordino.engine.checkpoint import digest_trees, latest, load, save
 from sordino.errors import RunError
 from sordino.ledger.files import atomic_write
 from tests.engine.checkpoint_workers import FAILPOINTS, acknowledged, meta, state, template
@@ -198,21 +202,22 @@ def test_data_is_synced_before_its_name_and_the_name_before_the_return(
     assert calls == ["sync 5 bytes", "replace", "sync directory"]
 
 
-def test_a_state_is_copied_only_where_two_tensors_share_memory(tmp_path: Path) -> None:
-    """States of many clients may fill the memory: a checkpoint makes no second set of them."""
-    table = torch.arange(12.0).reshape(3, 4)
-    state = {
-        "whole": table,
-        "row": table[1],
-        "across": table.t(),
-        "steps": torch.arange(6)[::2],
-        "none": torch.empty(0),
-    }
-    flat = _flatten({"server": state})
-    assert flat["server/whole"].data_ptr() == table.data_ptr()
-    assert flat["server/row"].data_ptr() != table[1].data_ptr()
-    save(tmp_path / "kept", 1, {"server": state}, {})
-    loaded = load(tmp_path / "kept", lambda name: state)
-    assert loaded is not None
-    for name, leaf in state.items():
-        assert torch.equal(loaded.trees["server"][name], leaf)
+def test_a_checkpoint_is_a_file_of_the_library_and_copies_no_state(tmp_path: Path) -> None:
+    """States of many clients may fill the memory: nothing is made of them but the file. The library's writer copies."""
+    table = torch.arange(1 << 21, dtype=torch.float32).reshape(1024, -1)
+    state = {"whole": table, "row": table[1], "half": table[2].half(), "none": torch.empty(0, 3), "on": table[3] > 0}
+    save(tmp_path, 1, {"server": {}}, {})  # what is imported and remembered
+    tracemalloc.start()
+    try:
+        path = save(tmp_path, 1, {"server": state}, {})
+        held = tracemalloc.get_traced_memory()[1]
+        packed = pack(state | {"row": table[1].clone()})
+        assert tracemalloc.get_traced_memory()[1] > table.nbytes
+    finally:
+        tracemalloc.stop()
+    assert held < table.nbytes / 8
+    ours, theirs = load_file(path), unpack(packed)
+    for name, leaf in theirs.items():
+        assert torch.equal(ours[f"server/{name}"], leaf)
+        assert ours[f"server/{name}"].dtype == leaf.dtype
+    assert not any(leaf.data_ptr() % leaf.itemsize for leaf in ours.values())  # each lies where its type wants it
