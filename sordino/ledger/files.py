@@ -56,8 +56,7 @@ def atomic_write(path: Path, data: bytes | Sequence[bytes | memoryview], private
             with open(temporary, "xb") as file:
                 if private:
                     temporary.chmod(0o600)
-                for part in [data] if isinstance(data, bytes) else data:
-                    file.write(part)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

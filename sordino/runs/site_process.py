@@ -121,7 +121,8 @@ def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
     prints goes to standard error.
     """
     messages, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    nothing, end = os.pipe()  # /dev/null is a file that holds something in some containers, and missing in others
+    os.close(end)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
