@@ -54,9 +54,9 @@ def test_noise_at_the_sites_which_are_killed(python: Path, tmp_path: Path) -> No
         assert time.monotonic() < until, (tmp_path / "log").read_text()
         time.sleep(0.05)
     stop([process], at_once=True)
-    before = len(states(ledger.parent))
-    said = played(python, tmp_path, "client")
-    assert len(states(ledger.parent)) == min(3, before + 2), said
+    before, ahead = len(states(ledger.parent)), len(states(tmp_path / "site-2"))
+    said = played(python, tmp_path, "client")  # two rounds, or fewer where the other site was ahead and is spent first
+    assert before + min(2, 3 - max(before, ahead)) <= len(states(ledger.parent)) <= min(3, before + 2), said
     said = played(python, tmp_path, "client")
     assert "the budget is spent, after 3 releases" in said
     for site in ("site-1", "site-2"):
