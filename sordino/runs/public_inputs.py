@@ -38,6 +38,7 @@ FITS = (
     "that the run began is public: none does where a row does not fit the schema, where more than a fifth of a "
     "column's values at one owner are outside it, or where a key has more rows than it allows"
 )
+READS = "that the run began is public: none does where a row or an image cannot be read or has no declared label"
 WARM = "the initial values of {} are public: the data that they were made from are not accounted for"
 
 
@@ -113,7 +114,8 @@ class Disclosures:
         several = (SEVERAL.format(data.key),) if unsaid else (ONE_TEXT,) if self.source.problem.columns == () else ()
         texts = {} if self.source.schema is None else self.source.schema.features
         trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
-        fits = () if self.source.schema is None else (FITS,)
+        unread = (READS,) if made.privacy.real and not self.source.known_to_all else ()
+        fits = unread if self.source.schema is None else (FITS,)
         return (*several, *taken, *fits, *map(TOKENIZER.format, trained), *own, *trusted, *warm)
 
 

@@ -16,7 +16,8 @@ import pytest
 import sordino
 from sordino.data import tabular
 from sordino.data.schema import parsed
-from sordino.runs.public_inputs import FITS
+from sordino.errors import DataError
+from sordino.runs.public_inputs import FITS, READS
 from tests.data.tables import refused, saved
 from tests.helpers.command_line import Said
 
@@ -218,3 +219,22 @@ def test_a_site_is_told_before_it_consents(
     assert "7 of 40 values are not a level that the schema declares" in " ".join(said.err.split())
     assert "Declined" in said.err
     assert not (tmp_path / "here").exists()
+
+
+def test_that_a_run_on_arrays_began_tells_of_the_rows_and_its_receipt_says_so(tmp_path: Path) -> None:
+    """With a row that is not finite it does not begin; with its neighbour it does."""
+    noise = {"name": "noise", "neighbours": "zero_out"}
+    made = {"rounds": 1, "model": {"name": "logistic"}, "partition": {"scheme": "iid", "clients": 4}}
+    made |= {"algorithm": {"name": "fedavg"}, "privacy": {"epsilon": 1.0, "delta": 1e-3, "noise": "system"}}
+    made |= {"uplink": {"client": [{"name": "clip", "radius": 1.0}], "server": [noise]}}
+
+    def start(cell: float) -> sordino.Result:
+        x = np.full((40, 3), 0.5)
+        x[7, 1] = cell
+        rows = {"x": x, "y": np.arange(40) % 2, "classes": 2, "reach": (0.0, 1.0)}
+        return sordino.run(made, data=rows, out=tmp_path / "run")
+
+    with pytest.raises(DataError) as refused:
+        start(np.nan)
+    assert refused.value.code == "own-rows-unfit"
+    assert READS in start(0.5).receipt.assumptions
