@@ -29,7 +29,7 @@ from sordino.adapters.private_uplink import (  # noqa: E402
     UplinkTerms,
 )
 from sordino.privacy.noise import GaussianNoise  # noqa: E402
-from sordino.privacy.noise.sources import System  # noqa: E402
+from sordino.privacy.noise.sources import SystemNoise  # noqa: E402
 
 CLIENTS, EXAMPLES, BATCH = 2, 1_000, 32
 
@@ -99,7 +99,7 @@ def measure(made: Callable[[], nn.Module], x: torch.Tensor, y: torch.Tensor, rep
             training.append(seconds(lambda: epoch(net, x, y)))
             client.append(seconds(at_a_client))
             server.append(seconds(at_the_server))
-            noise.append(seconds(lambda: System().noisy(GaussianNoise(), flat, 1.0)))
+            noise.append(seconds(lambda: SystemNoise().noisy(GaussianNoise(), flat, 1.0)))
     one, local, central, least = map(statistics.median, (training, client, server, noise))
     print(f"{made.__name__}, {declared.coordinates:,} parameters: an epoch takes {one:.2f} s")
     print(f"  at each client {local:.3f} s, {local / one:.1%} of a round")

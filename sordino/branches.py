@@ -31,7 +31,7 @@ def when_used(library: str) -> Iterator[None]:
     if library in sys.modules:
         yield
         return
-    sys.modules[library] = stand_in = _Later(library)
+    sys.modules[library] = stand_in = _LazyModule(library)
     try:
         yield
     finally:
@@ -39,7 +39,7 @@ def when_used(library: str) -> Iterator[None]:
             del sys.modules[library]
 
 
-class _Later(ModuleType):
+class _LazyModule(ModuleType):
     """Stand-in for a module: the first use of a name imports the real one, in which every name is looked up."""
 
     def __getattr__(self, name: str) -> Any:

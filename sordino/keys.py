@@ -3,7 +3,7 @@
 A key is a 64-bit integer (or an int64 tensor of them, one per stacked client). `fold` derives a child key, `uniform`
 and `normal` draw from it: pure functions of (key, index), no hidden state, so a draw cannot depend on who drew before.
 The mixer is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), applied twice. It is NOT cryptographic: keys serve
-simulation, data order and initial weights; noise that protects real people comes from `privacy.noise.sources.System`.
+simulation, data order and initial weights; noise that protects people comes from `privacy.noise.sources.SystemNoise`.
 
 >>> key = root(0)
 >>> permutation(fold(key, "epoch", 0), 5).tolist() == permutation(fold(key, "epoch", 0), 5).tolist()

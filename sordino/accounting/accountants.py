@@ -39,11 +39,11 @@ from typing import Any, TypeAlias
 
 from sordino.accounting.claims import check_neighbours
 from sordino.accounting.events import (
+    ComposedEvents,
     Event,
     Gaussian,
     Orders,
     Poisson,
-    Reduced,
     Repeat,
     reduce,
     valid_delta,
@@ -52,7 +52,7 @@ from sordino.accounting.events import (
 from sordino.accounting.gaussian_dp import delta_of, epsilon_of, integrated, mu_of
 from sordino.errors import COUNT, InvalidBudget, UnsoundGuarantee, UnsupportedEvent, check_range
 
-Accountant: TypeAlias = Callable[[Reduced, float, Orders], float | None]
+Accountant: TypeAlias = Callable[[ComposedEvents, float, Orders], float | None]
 EXACT = "gdp"  # the accountant that is exact wherever it can be asked
 LIMITS = "integrated, losses rounded down", "integrated, losses rounded up"
 
@@ -142,12 +142,12 @@ def epsilon_by(
     return epsilon
 
 
-def _reduce(event: Event, neighbours: str) -> Reduced:
+def _reduce(event: Event, neighbours: str) -> ComposedEvents:
     check_neighbours(neighbours)
     return reduce(event, neighbours)
 
 
-def _gdp(reduced: Reduced, delta: float, orders: Orders) -> float | None:
+def _gdp(reduced: ComposedEvents, delta: float, orders: Orders) -> float | None:
     if reduced.others:
         return None
     return epsilon_of(1 / reduced.gaussian.noise_multiplier, delta) if reduced.gaussian else 0.0
@@ -161,13 +161,13 @@ def composed_at(delta: float, releases: int) -> float:
     return delta - lost if lost < delta / 2 and releases <= MANY else 0.0
 
 
-def _pure(reduced: Reduced, delta: float, orders: Orders) -> float | None:
+def _pure(reduced: ComposedEvents, delta: float, orders: Orders) -> float | None:
     found = [(event.pure(), count) for event, count in reduced.counted]
     known = [count * epsilon for epsilon, count in found if epsilon is not None]
     return math.fsum(known) if len(known) == len(found) else None
 
 
-def _rdp(reduced: Reduced, delta: float, orders: Orders) -> float | None:
+def _rdp(reduced: ComposedEvents, delta: float, orders: Orders) -> float | None:
     curves = [] if delta == 0 else [_curve(event, orders) for event, _ in reduced.counted]
     if delta == 0 or any(curve is None for curve in curves):
         return None
@@ -190,7 +190,7 @@ def _curve(event: Event, orders: Orders) -> Any:
     return event.renyi(orders)
 
 
-def _pld(reduced: Reduced, delta: float, orders: Orders) -> float | None:
+def _pld(reduced: ComposedEvents, delta: float, orders: Orders) -> float | None:
     removed = _one_way(reduced, delta, orders)
     if removed is None or not any(isinstance(event, Poisson) for event, _ in reduced.counted):
         return removed
@@ -199,7 +199,7 @@ def _pld(reduced: Reduced, delta: float, orders: Orders) -> float | None:
 
 
 @lru_cache(maxsize=512)
-def _one_way(reduced: Reduced, delta: float, orders: Orders, added: bool = False) -> float | None:
+def _one_way(reduced: ComposedEvents, delta: float, orders: Orders, added: bool = False) -> float | None:
     """Epsilon under removal of a unit, or with `added` under its addition. The guarantee is the larger of the two, so
     both must be computed. Removal gave the larger one for every sampled noise that we have tried; nobody has proved it
     for compositions.
@@ -221,7 +221,7 @@ def _one_way(reduced: Reduced, delta: float, orders: Orders, added: bool = False
 
 
 @lru_cache(maxsize=16)
-def _losses(reduced: Reduced, step: float, added: bool = False) -> Any:
+def _losses(reduced: ComposedEvents, step: float, added: bool = False) -> Any:
     """Composed privacy loss distribution of all events, on a grid of this step, where a unit is removed or, with
     `added`, added. dp-accounting's own accountant is not used: version 0.6 counts repeated randomised responses once.
     """

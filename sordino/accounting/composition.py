@@ -39,7 +39,7 @@ Release: TypeAlias = tuple[Claim, ...]  # what one operation guarantees about on
 Said: TypeAlias = Iterable[tuple[Sequence[int] | str, Sequence[Claim]]]  # who ('*' is every client), and which claims
 
 
-class Note(NamedTuple):
+class LedgerNote(NamedTuple):
     """One release as a ledger entry describes it. `config` is the digest of the experiment, `noise` the name of the
     noise source.
     """
@@ -55,8 +55,8 @@ def note(claims: Said, noise: str = "", config: str = "") -> str:
     return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
 
-def parsed(text: str) -> Note:
-    return Note(**read_json(text))
+def parsed(text: str) -> LedgerNote:
+    return LedgerNote(**read_json(text))
 
 
 def under(text: str, config: str) -> str:

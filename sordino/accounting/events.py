@@ -29,7 +29,7 @@ from sordino.errors import COUNT, FRACTION, InvalidBudget, UnsupportedEvent, che
 
 
 @dataclass(frozen=True)
-class Once(Event):
+class DrawnOnce(Event):
     """An event whose noise is drawn once in a run and then reused: each further release under the same name costs
     nothing more."""
 
@@ -57,7 +57,7 @@ class Once(Event):
 
     def stretched(self, number: float) -> Event | None:
         inner = self.event.stretched(number)
-        return inner and Once(self.name, inner)
+        return inner and DrawnOnce(self.name, inner)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class NonPrivate(Event):
 
 
 @dataclass(frozen=True)
-class Nothing(Event):
+class NoAccess(Event):
     """No access to the data: costs nothing."""
 
     meaning = "No access to the data."
@@ -201,10 +201,10 @@ KINDS: dict[str, type[Any]] = {
     "response": Response,
     "poisson": Poisson,
     "repeat": Repeat,
-    "once": Once,
+    "once": DrawnOnce,
     "together": Together,
     "non_private": NonPrivate,
-    "nothing": Nothing,
+    "nothing": NoAccess,
 }
 _NAMES = {cls: kind for kind, cls in KINDS.items()}
 _FIELDS = {cls: {field.name for field in fields(cls)} for cls in _NAMES}
@@ -225,7 +225,7 @@ def compact(events: Iterable[Event]) -> Event:
     counted = leaves(Together(tuple(events)), whole=True)
     grouped = tuple(event if count == 1 else Repeat(event, count) for event, count in counted.items())
     if not grouped:
-        return Nothing()
+        return NoAccess()
     return grouped[0] if len(grouped) == 1 else Together(grouped)
 
 
@@ -242,7 +242,7 @@ def said(event: Event) -> list[str]:
     return [f"{words}, {count:,} time{'s' * (count != 1)}" for words, count in found.items()]
 
 
-class Reduced(NamedTuple):
+class ComposedEvents(NamedTuple):
     """Composed events in the form that accountants take: all plain Gaussians as one, every other mechanism with the
     number of its uses. `private` is False if any part is without protection.
     """
@@ -256,7 +256,7 @@ class Reduced(NamedTuple):
         return ((self.gaussian, 1), *self.others) if self.gaussian else self.others
 
 
-def reduce(event: Event, neighbours: str) -> Reduced:
+def reduce(event: Event, neighbours: str) -> ComposedEvents:
     """Reduces an event to what accountants compose: all plain Gaussians as one (their mu^2 added up), and every other
     mechanism with the number of its uses.
     """
@@ -271,7 +271,7 @@ def reduce(event: Event, neighbours: str) -> Reduced:
                 mus.append(mu)
             else:
                 others[settled] += n * times
-    return Reduced(Gaussian(1 / math.hypot(*mus)) if mus else None, tuple(others.items()), private)
+    return ComposedEvents(Gaussian(1 / math.hypot(*mus)) if mus else None, tuple(others.items()), private)
 
 
 def _only_zero_out(neighbours: str) -> None:
@@ -284,7 +284,7 @@ def _only_zero_out(neighbours: str) -> None:
         )
 
 
-def _single(inside: Reduced) -> Event | None:
+def _single(inside: ComposedEvents) -> Event | None:
     """The one mechanism inside a Poisson sample; several Gaussians count as one, and other combinations are refused."""
     if not inside.others:
         return inside.gaussian

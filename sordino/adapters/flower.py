@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sordino import branches
 from sordino.adapters.private_uplink import Arrays, DeclaredArrays, PrivateUplink, UplinkTerms, failed, undeclared
 from sordino.errors import BudgetExhausted, RunError, SordinoError, UnsoundGuarantee, WireError
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 from sordino.types import Neighbours, Params
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class PrivateStrategy:
             )
         self._expected, self._before = len(nodes) * (self._rate or 1.0), _read(self._declared, arrays)
         if self._rate is not None:
-            coins = System().coins(len(nodes), self._rate).tolist()
+            coins = SystemNoise().coins(len(nodes), self._rate).tolist()
             messages = [one for one, drawn in zip(messages, coins, strict=True) if drawn]
         self._asked = frozenset(one.metadata.dst_node_id for one in messages)
         return messages

@@ -16,7 +16,7 @@ from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.as_published import Beside, OwnNorm
+from sordino.privacy.uplink.as_published import OneFieldAsPublished, OwnNorm
 from sordino.privacy.uplink.compression import BlockSum, Rule, Share
 from sordino.privacy.uplink.sensing import Reconstruction, Sensing
 from sordino.privacy.uplink.stages import ClipLayers, Noise, OneField, Stage
@@ -76,7 +76,9 @@ def cuag_pfl(
             code="oracle-leaks",
         )
     if base.server_state == "oracle":
-        client = tuple((Beside if isinstance(stage, OwnNorm) else OneField)(stage, "delta") for stage in client)
+        client = tuple(
+            (OneFieldAsPublished if isinstance(stage, OwnNorm) else OneField)(stage, "delta") for stage in client
+        )
     if variant == "local_sample":
         base = base.behind(CellGradient(1.0 if clip is None else clip, cells, rate=cell_rate, multiplier=multiplier))
     return base.behind(uplink=Uplink(client, server))

@@ -29,7 +29,7 @@ class DeviceScores(NamedTuple):
     recall: float
 
 
-class Asked(NamedTuple):
+class AskedDevice(NamedTuple):
     """One device that the server asked about a class: whether it answered, and its F1 score and recall there."""
 
     device: int
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
     """
 
     skills: Sequence[Sequence[DeviceScores]] = ()  # of each device, class by class
-    asked: Sequence[Sequence[Asked]] = ()  # for each class, in the order of asking
+    asked: Sequence[Sequence[AskedDevice]] = ()  # for each class, in the order of asking
     kept: Sequence[Sequence[int]] = ()  # for each class, numbers of the candidates that were chosen
 
 

@@ -28,7 +28,7 @@ from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import key_of_data
-from sordino.results.findings import UNPOISONED, UNSEEN, Assault, AttackFinding, Verdict
+from sordino.results.findings import UNPOISONED, UNSEEN, AttackFinding, AttackResults, Verdict
 from sordino.runs.simulation import settle, simulated
 
 BLIND = "it fails on the same run without protection, too: so it shows nothing here"
@@ -125,7 +125,7 @@ def assault(
     asked: AttackSettings | None = None,
     by: Adversary | None = None,
     tell: Callable[[str], object] = lambda what: None,
-) -> Assault:
+) -> AttackResults:
     """Attack an experiment, or a finished run in a folder, which is replayed. `names`: of the attacks; `by`: the
     adversary, in place of each attack's own; `tell`: called with the name of each attack before it runs.
     """
@@ -142,7 +142,7 @@ def assault(
         attack = kind()
         why = attack.unfit(run)
         found.append(attack.untried(run, why) if why else attack.play(run))
-    return Assault(
+    return AttackResults(
         algorithm=str(experiment.algorithm.get("name")),
         experiment=experiment.digest(),
         round=asked.round,
@@ -174,7 +174,7 @@ def _replayed(run: AttackedRun, folder: Path | None) -> str:
     return "A replay of the whole round gave the very bytes that the run's ledger holds a digest of."
 
 
-def write(found: Assault, folder: Path) -> Path:
+def write(found: AttackResults, folder: Path) -> Path:
     """Write attack.json into the run's folder, readable by its owner alone."""
     check_allowed(RunFolder(folder).experiment, folder)
     atomic_write(RunFolder(folder).attack_file, json.dumps(found.to_json()).encode(), private=True)

@@ -22,12 +22,12 @@ from sordino.accounting.statement import Promised, statement
 from sordino.algorithms.optional import Estimates, OtherReads
 from sordino.attacks.poisoned import Manipulations, Poisoned
 from sordino.audits.replay import (
-    Bare,
     Change,
     RecordedRound,
     Replay,
     ReplayedPreparation,
     Rounds,
+    UnprotectedRounds,
     preparation,
     raw,
     unprotected,
@@ -36,7 +36,7 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.planning.planner import Planner
 from sordino.privacy.readers import taken
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.simulation import Simulation
 from sordino.types import Examples, Params, Task
 
@@ -116,7 +116,7 @@ class AttackedRun:
     by: Adversary | None = None  # in place of the adversary that each attack names
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> PhaseSetup:
         return self.simulation.setup
 
     @property
@@ -177,7 +177,7 @@ class AttackedRun:
 
     def rounds(self, bare: bool, change: Change | None = None) -> Rounds:
         """The run, replayed up to the attacked round; `bare`: without protection, after a protected preparation."""
-        kind = Bare if bare else Replay
+        kind = UnprotectedRounds if bare else Replay
         return _agreeing(kind(self.simulation, change, start=self.prepared.start)).until(self.asked.round - 1)
 
     @cached_property
@@ -269,7 +269,7 @@ class AttackedRun:
             order = much(pictures(own.x)).argsort(descending=bool(coins[client]), stable=True)
             return taken(own, order[: max(1, len(own.y) // 2)])
 
-        kind = Bare if bare else Replay
+        kind = UnprotectedRounds if bare else Replay
         rounds = _agreeing(kind(self.simulation, half, keys.word(key), self.prepared.start))
         rounds.until(self.asked.round - 1)
         heard, found = rounds.round(), []
@@ -299,7 +299,7 @@ class AttackedRun:
 
     def _played(self, bare: bool, change: Change | None = None, key: int | None = None) -> Params:
         """The final model of the run, all rounds replayed; `bare`: without protection."""
-        kind = Bare if bare else Replay
+        kind = UnprotectedRounds if bare else Replay
         return kind(self.simulation, change, key).until(self.setup.rounds).model()
 
     def members(self, bare: bool) -> tuple[MemberView, Tensor]:

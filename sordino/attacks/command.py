@@ -13,7 +13,7 @@ from rich.markup import escape
 from sordino.cli import Json, Screen, Verbose, experiment_and_changes, say
 
 if TYPE_CHECKING:
-    from sordino.results.findings import Assault
+    from sordino.results.findings import AttackResults
 
 
 class Attacker(StrEnum):
@@ -118,7 +118,7 @@ def _listed(told: list[dict[str, str | bool]]) -> None:
     Screen().print(table)
 
 
-def _show(found: Assault) -> None:
+def _show(found: AttackResults) -> None:
     from rich.table import Table
 
     from sordino.accounting.words import in_short

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from sordino import tree
-from sordino.accounting.events import Nothing, Poisson
+from sordino.accounting.events import NoAccess, Poisson
 from sordino.audits.lower_bounds import FAR, Pair, Release
-from sordino.audits.noise_sources import Lanes, Silent, Weak
+from sordino.audits.noise_sources import Silent, VmapNoise, Weak
 from sordino.audits.planted import louder
 from sordino.budget.plan import Price
 from sordino.engine.server import FederatedServer
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.stages import Clip, ClipLayers, private
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.sampling import Random
 from sordino.tree import Tree
 from sordino.types import Claim, NoiseSource
@@ -47,7 +47,7 @@ class AttackerPosition:
     round, and chooses uploads.
     """
 
-    def __init__(self, setup: Setup, federation: FederatedServer, client: int, price: Price | None) -> None:
+    def __init__(self, setup: PhaseSetup, federation: FederatedServer, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm
         down = algorithm.broadcast(algorithm.init(setup.task, setup.key))
         first: Uplink = algorithm.uplink.at(0, down)
@@ -175,7 +175,7 @@ def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> t
     """
     if many == 1:
         return call(source)[None]
-    lanes = torch.vmap(lambda lane: call(Lanes(source, lane, many)), randomness=others)
+    lanes = torch.vmap(lambda lane: call(VmapNoise(source, lane, many)), randomness=others)
     return lanes(torch.arange(many))
 
 
@@ -186,7 +186,7 @@ def pairs(stand: AttackerPosition, claim: Claim) -> list[Pair]:
     far = _far(stand.uplink)
     against = {"replace": -far, "zero_out": 0.0}[claim.neighbours]
     told = f"an update of any length against {WORDS[claim.neighbours]}"
-    if stand.uplink.shared or isinstance(claim.event, Nothing):
+    if stand.uplink.shared or isinstance(claim.event, NoAccess):
         return []  # shared noise, or a cipher: one client's release shows nothing
     if isinstance(stand.uplink.noise(), OneDirection):
         direction = tree.flat(stand.upload(1.0)).double()

@@ -27,15 +27,15 @@ from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.optional import Home
 from sordino.audits import clients, records
-from sordino.audits.lower_bounds import Found, NoPower, Pair, mu_lost, tuned
+from sordino.audits.lower_bounds import LowerBound, NoPower, Pair, mu_lost, tuned
 from sordino.audits.noise_sources import Weak
 from sordino.budget.plan import Price
 from sordino.config import Experiment
 from sordino.errors import ConfigError, Range, check_range
-from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, SystemNoise
 from sordino.privacy.readers.responses import Responses
 from sordino.receipts.folder import RunFolder
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.simulation import settle, simulated
 from sordino.types import Claim, NoiseSource
 
@@ -150,7 +150,7 @@ def audit(
     check_range("short", short, Range(above=0, below=1), "no-such-twin", why=why, fix=f"--short {SHORT}")
     simulation = simulated(settle(experiment))
     setup = simulation.setup
-    drawn: NoiseSource = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
+    drawn: NoiseSource = SystemNoise() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
     source = Weak(drawn, 1 / (1 - short)) if twin else drawn
     stages = [(other.phase or TRAINING, list(_promises(other, simulation.home))) for other in setup.whole.phases]
     unprotected = [phase for phase, promises in stages if not promises]
@@ -214,7 +214,7 @@ def experiment_of(
 # guarantees -----------------------------------------------------------------------------------------------------------
 
 
-def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
+def _promises(setup: PhaseSetup, home: Home) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
     """Claims of one participation in one phase, each with its published number if nominal, and its worst-case
     neighbours."""
     federation = setup.federation(home, "", ":memory:", "audit")
@@ -258,7 +258,7 @@ def _distinct(claims: list[Claim]) -> list[Claim]:
     return list(found.values())
 
 
-def _target(setup: Setup) -> tuple[int, Price | None]:
+def _target(setup: PhaseSetup) -> tuple[int, Price | None]:
     """The client to attack, the largest that takes part (its weight is 1: weights are relative to the largest), and the
     price (noise multiplier and charge) of its first round.
     """
@@ -267,7 +267,7 @@ def _target(setup: Setup) -> tuple[int, Price | None]:
     return client, plan.price(client, 0, plan.currency.zero())
 
 
-def _share(setup: Setup, price: Price | None) -> float | None:
+def _share(setup: PhaseSetup, price: Price | None) -> float | None:
     """The part of the budget's epsilon that one participation costs; None without a budget."""
     budget, cap = setup.plan.budget, setup.plan.cap
     return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
@@ -299,7 +299,7 @@ def _attacked(
     claimed = stated if nominal and stated is not None else proved
     against = _compared(claim, claimed, delta)
     alpha, each = WRONG / max(1, len(pairs)), max(100, trials // max(1, len(pairs)))
-    told, found = "", Found(delta, 0.0)
+    told, found = "", LowerBound(delta, 0.0)
     for number, pair in enumerate(pairs):
         try:
             one = _lost(claim, pair, against, each, source.child(number), alpha)
@@ -353,9 +353,9 @@ def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
 
 def _lost(
     claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: NoiseSource, alpha: float
-) -> Found:
+) -> LowerBound:
     outputs = pair.outputs(trials, source)
     if claim.status != "nominal" and gaussian(claim.event):
         (delta,) = against
-        return Found(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
+        return LowerBound(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
     return tuned(outputs, dict.fromkeys(against, 1.0) if claim.status == "nominal" else against, alpha)

@@ -53,7 +53,7 @@ class Errors(NamedTuple):
     misses: float
 
 
-class Found(NamedTuple):
+class LowerBound(NamedTuple):
     """A proved lower bound on epsilon at one delta."""
 
     delta: float
@@ -91,7 +91,7 @@ def epsilon_lost(outputs: Outputs, threshold: float, delta: float, alpha: float 
     return max(math.log(max(1 - delta - b, 1e-300) / a) for a, b in sides)
 
 
-def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA) -> Found:
+def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA) -> LowerBound:
     """The lower bound at one threshold and delta. A quarter of the draws chooses these two, where the bound is largest
     relative to the claim; the other draws give the bound. `claimed`: epsilon by delta."""
     chooses = Outputs(*(side[: len(side) // 4] for side in outputs))
@@ -106,7 +106,7 @@ def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA
         ),
         key=lambda one: one[0],
     )
-    return Found(delta, epsilon_lost(believed, threshold, delta, alpha))
+    return LowerBound(delta, epsilon_lost(believed, threshold, delta, alpha))
 
 
 # one run: independent canaries ----------------------------------------------------------------------------------------

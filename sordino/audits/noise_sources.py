@@ -36,7 +36,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class VmapNoise:
     """Noise source for a call under `torch.vmap`, with noise of its own for each of `many` samples. `lane`: the index
     of a sample, as `vmap` passes it.
     """
@@ -47,7 +47,7 @@ class Lanes:
     name: str = "lanes"
 
     def child(self, *parts: int | str) -> NoiseSource:
-        return Lanes(self.inner.child(*parts), self.lane, self.many)
+        return VmapNoise(self.inner.child(*parts), self.lane, self.many)
 
     def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
         return self.inner.noisy(law, values.expand(self.many, *values.shape), scale)[self.lane]
@@ -60,7 +60,7 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Twin:
+class BrokenNoise:
     """Base class of broken noise sources: one kind of randomness is wrong by `factor`, everything else comes from the
     source that it wraps.
     """
@@ -83,7 +83,7 @@ class Twin:
 
 
 @dataclass(frozen=True)
-class Weak(Twin):
+class Weak(BrokenNoise):
     """A noise source whose noise is `factor` times too small."""
 
     name: str = "weak"
@@ -93,7 +93,7 @@ class Weak(Twin):
 
 
 @dataclass(frozen=True)
-class Rare(Twin):
+class Rare(BrokenNoise):
     """A noise source with too little randomness for randomised response: only one random word in `factor` is random,
     all others have the value that makes an answer true.
     """
@@ -106,7 +106,7 @@ class Rare(Twin):
 
 
 @dataclass(frozen=True)
-class NoiselessTwin(Twin):
+class NoiselessTwin(BrokenNoise):
     """A noise source without noise, which samples at random like the source that it wraps."""
 
     factor: float = 0.0

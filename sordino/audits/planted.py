@@ -22,7 +22,7 @@ from sordino.privacy.readers.convex_stable import ConvexStable, StableShard
 from sordino.privacy.readers.episodes import CellGradient, CellShard, NoisyEpisode
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.channels import Channel, Opened, Uploads
+from sordino.privacy.uplink.channels import Channel, OpenedSum, Uploads
 from sordino.privacy.uplink.fixed_point import Ints
 from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.secure_stages import SecureStage
@@ -229,13 +229,13 @@ class ClearSum(Channel):
 
     secure: SecureStage
 
-    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
+    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> OpenedSum:
         nothing = np.zeros(size, np.int64)
         total, who = nothing if noise is None else noise, list[int]()
         for k, values in uploads:
             total, who = total + values, [*who, k]
         few = len(who) < self.secure.least(len(cohort), noise is not None)
-        return Opened(nothing if few else total, [] if few else who, 0, 0, {}, 0, "too few uploads" if few else "")
+        return OpenedSum(nothing if few else total, [] if few else who, 0, 0, {}, 0, "too few uploads" if few else "")
 
 
 # clients --------------------------------------------------------------------------------------------------------------

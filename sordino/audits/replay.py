@@ -231,7 +231,7 @@ class Replay(Rounds):
         return outcome, digests[0]
 
 
-class Bare(Rounds):
+class UnprotectedRounds(Rounds):
     """Rounds without protection: the method without clip and noise, and without a ledger. Attacks are compared with it
     as their control."""
 
@@ -287,7 +287,7 @@ def preparation(simulation: Simulation, bare: bool) -> ReplayedPreparation:
         ChecksServer.of(mine.setup.algorithm).check(mine.home)  # fails where the server lacks its own data
     start, means = BEGINNING, list[FeatureMean]()
     for mine in simulation.preparation:
-        rounds: Rounds = (Bare if bare else Replay)(mine, start=start)
+        rounds: Rounds = (UnprotectedRounds if bare else Replay)(mine, start=start)
         phase = rounds.algorithm
         assert isinstance(phase, Phase)
         while not rounds.over:

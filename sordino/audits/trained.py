@@ -23,8 +23,8 @@ from sordino.accounting.statement import Guarantee
 from sordino.audits.canary_replays import ROWS, Replays, ScoredCanaries, placed
 from sordino.audits.gates import DELTAS, LEAST, gaussian
 from sordino.audits.lower_bounds import (
-    Found,
     Guesses,
+    LowerBound,
     distance,
     epsilon_at_least,
     epsilon_by_errors,
@@ -289,9 +289,9 @@ def judged(promise: Guarantee, told: ScoredCanaries, wrong: float = WRONG) -> Re
     many, right = len(told.scores), int(((told.scores > 0.5) == told.there).sum())
     guesses, wrong_guesses = Guesses(many, many, right), upper(many - right, many, each)
     # the share of wrong guesses is limited once, whatever it is held against
-    lost = [Found(d, epsilon_by_errors(wrong_guesses, d)) for d in against]
-    lost.append(Found(delta, epsilon_by_overlap(promise, wrong_guesses)))
-    lost.append(Found(delta, epsilon_by_noise(promise, told, each)))
+    lost = [LowerBound(d, epsilon_by_errors(wrong_guesses, d)) for d in against]
+    lost.append(LowerBound(delta, epsilon_by_overlap(promise, wrong_guesses)))
+    lost.append(LowerBound(delta, epsilon_by_noise(promise, told, each)))
     found = max(lost, key=lambda one: one.epsilon / against[one.delta])
     coins = epsilon_at_least(guesses, delta, each)
     if gaussian(promise.event):

@@ -54,12 +54,12 @@ def _played(trial: Trial, mix: int) -> tuple[str, str, str]:
     federation, site = simulation.federation(":memory:", "check"), simulation.site("check")
     server = simulation.setup.state("server")
     for t in range(3):
-        server = one_round(federation, server, t, InTurn(site, mix)).server
+        server = one_round(federation, server, t, SequentialExecutor(site, mix)).server
     states = {f"{k}": state for k, state in site.states.items()}
     return checkpoint.digest_trees({"": server}), checkpoint.digest_trees(states), federation.ledger.head()
 
 
-class InTurn(Clients):
+class SequentialExecutor(Clients):
     """Executor that runs clients one after another, in ascending order, or with `mix` in another order."""
 
     def __init__(self, site: Site, mix: int) -> None:

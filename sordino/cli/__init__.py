@@ -167,7 +167,7 @@ class Verb(AnyVerb):
         )
 
 
-class Verbs(typer.Typer):
+class CommandGroup(typer.Typer):
     """Group of commands, each parsed by `AnyVerb` or `Verb`."""
 
     def command(

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from sordino.cli import Encoding, Json, Screen, Verb, Verbs, What, experiment_and_changes, note, say, titled, write
+from sordino.cli import (
+    CommandGroup,
+    Encoding,
+    Json,
+    Screen,
+    Verb,
+    What,
+    experiment_and_changes,
+    note,
+    say,
+    titled,
+    write,
+)
 from sordino.errors import DataError, extra
 
 if TYPE_CHECKING:
@@ -18,7 +30,7 @@ if TYPE_CHECKING:
     from sordino.data.tabular import TableFacts
     from sordino.runs.population import Population
 
-app = Verbs(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
+app = CommandGroup(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
 
 
 FEW = 3  # examples: a client that can hardly learn

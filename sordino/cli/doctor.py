@@ -280,10 +280,10 @@ def _noise() -> str:
     import torch
 
     from sordino.privacy.noise import GaussianNoise
-    from sordino.privacy.noise.sources import System
+    from sordino.privacy.noise.sources import SystemNoise
 
     try:
-        drawn, again = (System().noisy(GaussianNoise(), torch.zeros(10_000), 1.0) for _ in range(2))
+        drawn, again = (SystemNoise().noisy(GaussianNoise(), torch.zeros(10_000), 1.0) for _ in range(2))
     except OSError as error:
         return str(error)
     if torch.equal(drawn, again):

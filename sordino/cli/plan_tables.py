@@ -17,7 +17,7 @@ from sordino.accounting.words import in_short
 from sordino.cli.tables import STATUS_STYLE, guarantees
 from sordino.metrics import bytes_text
 from sordino.planning.calculator import Answer
-from sordino.planning.planner import LOUD, NO_WAY, QUIET, Enough, PlanRow, warning, ways_out
+from sordino.planning.planner import LOUD, NO_WAY, QUIET, PlanRow, SmallestFederation, warning, ways_out
 
 if TYPE_CHECKING:
     from sordino.runs.forecast import Compared, Planned
@@ -182,7 +182,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def verdict(console: Console, ratio: float | None, found: Sequence[Enough], delta: float) -> None:
+def verdict(console: Console, ratio: float | None, found: Sequence[SmallestFederation], delta: float) -> None:
     """Print whether noise hides the signal, and in what federation it would not."""
     if ratio is None:
         return

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.branches import loading, when_used
-from sordino.cli import Json, PlanCode, Screen, SignedBy, Verb, Verbose, Verbs, experiment_and_changes, say
+from sordino.cli import CommandGroup, Json, PlanCode, Screen, SignedBy, Verb, Verbose, experiment_and_changes, say
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sordino.planning.planner import Enough
+    from sordino.planning.planner import SmallestFederation
 
-app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
+app = CommandGroup(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
 
 def _unit(value: str | None) -> str | None:
@@ -132,7 +132,7 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
     planned.verdict(console, found.ratio, found.enough, found.delta)
 
 
-def _verdict(ratio: float | None, found: Sequence[Enough], delta: float) -> dict[str, Any]:
+def _verdict(ratio: float | None, found: Sequence[SmallestFederation], delta: float) -> dict[str, Any]:
     from sordino.planning.planner import NO_WAY, warning, ways_out
 
     ways = ways_out(found, delta) or [NO_WAY]

@@ -27,11 +27,11 @@ from typer.models import CommandInfo
 
 from sordino import user_code
 from sordino.branches import BRANCHES, part, parts, present
-from sordino.cli import Verb, Verbs, data, doctor, foreign, json_asked, looking, privacy, running
+from sordino.cli import CommandGroup, Verb, data, doctor, foreign, json_asked, looking, privacy, running
 from sordino.errors import BackendUnavailable, ConfigError, RunError, SordinoError
 from sordino.version import __version__
 
-app = Verbs(
+app = CommandGroup(
     name="sordino",
     help="Private federated learning with honest guarantees.",
     no_args_is_help=True,
@@ -61,7 +61,7 @@ def _add_verbs_of_branches() -> None:
     for kind, cls in (("verbs", None), ("verbs of experiments", Verb)):
         for name in parts(kind):
             made, (*group, last) = part(kind, name), name.split()
-            if isinstance(made, Verbs):
+            if isinstance(made, CommandGroup):
                 app.add_typer(made, name=name)
             else:
                 (groups[group[0]] if group else app).command(last, cls=cls)(made)
@@ -106,7 +106,7 @@ def _go() -> None:
 
 
 @cache
-def only(word: str) -> Verbs:
+def only(word: str) -> CommandGroup:
     """The program reduced to one command or group of commands; the whole program if there is none of this name.
     Building all parsers would take a tenth of a second.
     """

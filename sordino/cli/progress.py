@@ -59,7 +59,7 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
         yield watch
 
 
-class _Hears(logging.Handler):
+class _ProgressHandler(logging.Handler):
     """Log handler that passes messages about long-running work on to the progress display."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -72,7 +72,7 @@ class _Hears(logging.Handler):
 
 @contextmanager
 def _waiting(tell: Callable[[str], None]) -> Iterator[None]:
-    log, handler = logging.getLogger(WAITING), _Hears(tell)
+    log, handler = logging.getLogger(WAITING), _ProgressHandler(tell)
     before = log.level
     log.setLevel(logging.INFO)
     log.addHandler(handler)

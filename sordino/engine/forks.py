@@ -155,7 +155,7 @@ def _held_back() -> Iterator[None]:
 
 
 @dataclass
-class Own:
+class ParentUnits:
     """Units of a round that the parent process computes itself, with the time that they took."""
 
     cost: float = 0.0
@@ -181,7 +181,7 @@ class Forks:
 
     def __init__(self, many: int) -> None:
         """`many`: number of processes that train at once, this one among them."""
-        self._many, self._begun, self._own = many, 0.0, Own()
+        self._many, self._begun, self._own = many, 0.0, ParentUnits()
         self.pace = SpeedSoFar()
         self._forks: list[Fork] = []
         self._end = weakref.finalize(self, _end, self._forks)
@@ -218,7 +218,7 @@ class Forks:
             fork.cost = fork.busy = 0.0
             fork.ends.begin(t)
             fork.say({"do": "round", "t": t}, [dense(leaf) for leaf in tree.leaves(down)])
-        self._begun, self._own = time.perf_counter(), Own()
+        self._begun, self._own = time.perf_counter(), ParentUnits()
         handed_on = 0.0
         try:
             for found in self._done(units, templates, keep, self.pace.all if cost is None else cost):

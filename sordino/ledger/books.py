@@ -28,14 +28,14 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
-class Place(NamedTuple):
+class LedgerPosition(NamedTuple):
     """Position in a ledger, or in a site's answered rounds: number of records so far, and hash of the last one."""
 
     length: int
     head: str
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> LedgerPosition:
         length, head = text.split(":")
         return cls(int(length), head)
 
@@ -76,7 +76,7 @@ class LedgerScope:
         )
 
 
-class Each(NamedTuple):
+class EqualCaps(NamedTuple):
     """One cap for all clients numbered "0", "1", ... that have no cap of their own: a million equal caps take
     one line.
     """
@@ -88,7 +88,7 @@ class Each(NamedTuple):
 class Caps(Mapping[str, Amount]):
     """Caps on spending: for single clients, and one for a group with equal caps. Other clients are unlimited."""
 
-    def __init__(self, single: Mapping[str, Amount], each: Each | None = None) -> None:
+    def __init__(self, single: Mapping[str, Amount], each: EqualCaps | None = None) -> None:
         self.single, self.each = single, each
 
     def __getitem__(self, name: str) -> Amount:
@@ -281,7 +281,7 @@ def _texts(record: Json, *names: str) -> None:
 def read_genesis(body: bytes) -> tuple[LedgerScope, Caps]:
     """The scope and the caps in the first record of a ledger."""
     record = read_json(body.decode())
-    each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
+    each = EqualCaps(record["each"][0], tuple(record["each"][1])) if "each" in record else None
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
     return LedgerScope.from_json(record["scope"], tuple(map(str, record.get("names", ())))), caps
 

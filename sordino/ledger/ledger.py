@@ -36,10 +36,10 @@ from sordino.ledger.books import (
     ORIGIN,
     Books,
     Caps,
-    Each,
+    EqualCaps,
+    LedgerPosition,
     LedgerScope,
     Op,
-    Place,
     State,
     canonical,
     charged,
@@ -49,7 +49,7 @@ from sordino.ledger.books import (
 )
 from sordino.ledger.storage import check_pages, damaged, identity, open_database, read_database, refusals, turnstile
 
-__all__ = ["EVERYONE", "MEMORY", "Each", "Entry", "Ledger", "LedgerScope", "Place", "State"]
+__all__ = ["EVERYONE", "MEMORY", "Entry", "EqualCaps", "Ledger", "LedgerPosition", "LedgerScope", "State"]
 
 MEMORY = ":memory:"
 
@@ -104,7 +104,7 @@ class Ledger:
         scope: LedgerScope,
         caps: Mapping[str, Amount] | None = None,
         total: Amount | None = None,
-        each: Each | None = None,
+        each: EqualCaps | None = None,
         reading: bool = False,
     ) -> Ledger:
         """Creates the ledger, or opens it again with the scope and caps that it was created with. `reading`: a copy of
@@ -120,7 +120,7 @@ class Ledger:
         if total is not None:
             limits[EVERYONE] = amount(total, what="total cap")
         if each is not None:
-            each = Each(each.clients, amount(each.cap, what="cap of each client"))
+            each = EqualCaps(each.clients, amount(each.cap, what="cap of each client"))
         books = Books(scope, Caps(limits, each))
         # a loop of links is found by whoever opens it
         place = None if str(path) == MEMORY else Path(os.path.realpath(path))
@@ -252,10 +252,10 @@ class Ledger:
         """The hash of the last record, which through the chain covers every record."""
         return self.place().head
 
-    def place(self) -> Place:
+    def place(self) -> LedgerPosition:
         """Number of records and hash of the last one. The number only grows."""
         with self._reading() as books:
-            return Place(books.sequence + 1, books.head.hex())
+            return LedgerPosition(books.sequence + 1, books.head.hex())
 
     def descends_from(self, head: str) -> bool:
         """True where some record of this ledger has the hash `head`; a ledger restored from an older copy lacks it."""

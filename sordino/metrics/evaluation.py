@@ -160,7 +160,7 @@ AT_ONCE = 512  # rows
 PART = 2048  # rows of one thread: whole passes of every task
 
 
-class _Tested(NamedTuple):
+class _TestedClients(NamedTuple):
     """The clients that have test examples: their ids, the rows of these examples client by client, and how many each
     client has.
     """
@@ -259,9 +259,9 @@ class Evaluator:
         return self.task.constant(self.test)
 
     @cached_property
-    def _tested(self) -> _Tested:
+    def _tested(self) -> _TestedClients:
         rows = RowNumbers.of(self.rows)
         sizes, device = np.asarray(rows.sizes), self.test.y.device
         clients = np.flatnonzero(sizes)
         held = torch.as_tensor(sizes[clients], device=device)
-        return _Tested(clients, torch.as_tensor(rows.numbers, device=device), held)
+        return _TestedClients(clients, torch.as_tensor(rows.numbers, device=device), held)

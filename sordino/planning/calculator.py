@@ -30,7 +30,7 @@ from sordino.errors import (
 )
 from sordino.planning import MOST_CLIENTS, PublicNumbers
 from sordino.planning.phase import PlannedPhase, PlannedRun
-from sordino.planning.planner import Enough, Planner, PlanRow
+from sordino.planning.planner import Planner, PlanRow, SmallestFederation
 from sordino.sampling import alike
 
 BYTES = 4  # of a float32 parameter on the wire
@@ -154,7 +154,7 @@ def asked(question: Question) -> Answer:
     return _row(question, f"as asked: {how}", question.run)
 
 
-def enough_for(question: Question) -> list[Enough]:
+def enough_for(question: Question) -> list[SmallestFederation]:
     """The smallest federations in which the noise falls below each noise level (LOUD, QUIET) that the plan in question
     exceeds.
     """

@@ -25,7 +25,7 @@ from sordino.budget.plan import Budget, Plan
 from sordino.config import Experiment, build, resolved_table
 from sordino.errors import UnsoundGuarantee, damaged
 from sordino.ledger.books import of_phase
-from sordino.ledger.ledger import Each, Ledger, LedgerScope
+from sordino.ledger.ledger import EqualCaps, Ledger, LedgerScope
 from sordino.planning import AGREEMENT_FILE, PUT_BACK, Agreement, PublicNumbers
 from sordino.planning.accounts import Accounts
 from sordino.planning.methods import Methods, reads_plainly
@@ -293,7 +293,7 @@ class PlannedPhase:
         scope = LedgerScope(dataset, plan.offer and plan.offer.subject, delta, plan.currency, self.public.clients)
         cap, together = plan.cap, plan.one_price
         own = plan.budget is not None and plan.budget.personal is not None and not together
-        each = Each(people, cap) if cap is not None and not together and not own else None
+        each = EqualCaps(people, cap) if cap is not None and not together and not own else None
         caps = {str(k): limit for k in range(people) if (limit := plan.cap_of(k)) is not None} if own else None
         return made(
             algorithm=self.algorithm,

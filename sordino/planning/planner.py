@@ -244,7 +244,7 @@ class Planner:
         offer = self.phase.plan.offer
         return offer is not None and offer.subject.unit == "client" and self.phase.algorithm.uplink.central
 
-    def loud_enough(self, at_delta: Callable[[float], PlannedPhase] | None = None) -> list[Enough]:
+    def loud_enough(self, at_delta: Callable[[float], PlannedPhase] | None = None) -> list[SmallestFederation]:
         """Larger federations of the same kind, in which the noise becomes small relative to the signal. `at_delta`:
         plan for another delta; without it only federations with the same delta.
         """
@@ -334,7 +334,7 @@ def in_mean(stds: Sequence[float], weights: Sequence[float]) -> float:
 # loud enough ----------------------------------------------------------------------------------------------------------
 
 
-class Enough(NamedTuple):
+class SmallestFederation(NamedTuple):
     """The smallest federation (clients and cohort grown in proportion) whose ratio of noise to largest signal is below
     `below`.
     """
@@ -348,7 +348,7 @@ class Enough(NamedTuple):
 
 def enough(
     below: float, clients: int, cohort: float, delta: float, units: int, power: int, ratio: Callable[[float], float]
-) -> Enough | None:
+) -> SmallestFederation | None:
     """The smallest federation whose ratio of noise to largest signal is below `below`; None if it would have more
     clients than there are people.
 
@@ -364,11 +364,11 @@ def enough(
         grown = math.floor(cohort * growth) + 1 if now >= below else math.ceil(cohort)
         people = math.ceil(grown * clients / cohort)
         if delta < 1 / (people * units):
-            return Enough(below, people, grown, delta, now * (cohort / grown) ** (1 / power))
+            return SmallestFederation(below, people, grown, delta, now * (cohort / grown) ** (1 / power))
         delta = 10.0 ** -(math.floor(math.log10(people * units)) + 1)
 
 
-def marks(search: Callable[[float], Enough | None], ratio: float) -> list[Enough]:
+def marks(search: Callable[[float], SmallestFederation | None], ratio: float) -> list[SmallestFederation]:
     return [found for below in (LOUD, QUIET) if ratio >= below and (found := search(below))]
 
 
@@ -385,7 +385,7 @@ def warning(ratio: float, ways: list[str]) -> str | None:
     return " ".join([loud, *ways])
 
 
-def ways_out(found: Sequence[Enough], delta: float) -> list[str]:
+def ways_out(found: Sequence[SmallestFederation], delta: float) -> list[str]:
     return [
         f"It falls below {way.below:g} with {way.clients:,} such clients, {way.cohort:,} in a round"
         + (

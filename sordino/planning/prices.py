@@ -15,7 +15,7 @@ import numpy as np
 from sordino import user_code
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import PURE, UNITS, Claim
-from sordino.accounting.events import Event, Nothing, Poisson, Repeat, compact, leaves
+from sordino.accounting.events import Event, NoAccess, Poisson, Repeat, compact, leaves
 from sordino.accounting.pricing import NominalPrice, Pricing
 from sordino.accounting.published import nominal_multiplier
 from sordino.algorithms.algorithm import AnyAlgorithm
@@ -89,7 +89,7 @@ class PriceRequest:
             *read.claims(self.algorithm.work, max(self.sizes), 1.0),
             *uplink.claims(1.0, lambda event, adversary: event),
         ]
-        return [claim for claim in made if claim.finite and claim.event != Nothing()]
+        return [claim for claim in made if claim.finite and claim.event != NoAccess()]
 
     def check(self) -> None:
         """Refuses a phase whose guarantee would not hold under any budget."""

@@ -29,11 +29,11 @@ from sordino.receipts.receipt import opened, some_of, spending
 from sordino.report.charts import Axis, Line, LinePoint, Lines, Write, number, percent
 from sordino.results import Curve, Points, curve, stops
 from sordino.results import preparation_facts as preparation
-from sordino.results.findings import Assault, TrainedAudit, read_attacks, read_audit
+from sordino.results.findings import AttackResults, TrainedAudit, read_attacks, read_audit
 from sordino.results.preparation_facts import Preparation
 from sordino.runs.listing import newest
 from sordino.runs.population import Population
-from sordino.runs.setup import Whole
+from sordino.runs.setup import RunSetup
 from sordino.runs.simulation import simulated
 
 LISTED = 10_000  # clients that a page shows: of more, so many at even distances
@@ -74,7 +74,7 @@ class RunFacts(Fact):
     commands: tuple[str, ...]
     environment: Environment
     audit: TrainedAudit | None = None
-    attackers: Assault | None = None
+    attackers: AttackResults | None = None
 
     def called(self, client: int) -> str:
         """The name of a client, or its number."""
@@ -113,7 +113,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     metrics = run.metrics() if all_ else run.public_metrics()
     simulation = simulated(setup.experiment) if all_ else None
     counts, unlike = (None, None) if simulation is None else _counts(simulation.population)
-    training = Whole(setup.experiment, setup.public, setup.whole.agreed).phases[-1]
+    training = RunSetup(setup.experiment, setup.public, setup.whole.agreed).phases[-1]
     public, known = setup.public, None if simulation is None else simulation.population.sizes
     home, where = None if simulation is None else simulation.home, run.environment
     experiment, notes = setup.experiment, [entry.released for entry in entries]

@@ -17,8 +17,8 @@ from sordino.metrics.measures import Cost, Target, TargetReached
 from sordino.report.charts import Axis, Line, LinePoint, Lines, bars, lines, number, percent
 from sordino.results.findings import (
     COLUMNS,
-    Assault,
     AttackFinding,
+    AttackResults,
     AuditedPromise,
     PictureRow,
     Roc,
@@ -213,7 +213,7 @@ def _claimed(one: AuditedPromise) -> Html:
     return bars(title, about, lost, Axis(""), numbers, marked=1)
 
 
-def attacked(found: Assault) -> Html:
+def attacked(found: AttackResults) -> Html:
     """Section on attacks: the results of each, in figures and pictures."""
     untried = [f"{one.attack}: {one.why}" for one in found.found if not one.measured]
     return section(

@@ -63,7 +63,7 @@ class NextRun(NamedTuple):
 Follow = Callable[[NextRun], AbstractContextManager[Watch | None]]  # what is run now -> who watches its rounds
 
 
-class Pace:
+class TimeLeft:
     """Stopwatch of consecutive runs, which estimates the time left. It counts only rounds that are computed now:
     nothing of a finished run, and of a resumed one what was still missing.
     """
@@ -225,7 +225,7 @@ def compare(
             code="too-few-to-compare",
         )
     check_equal(experiments)
-    pace = Pace(follow, [experiment.name for experiment in experiments for _ in range(seeds)])
+    pace = TimeLeft(follow, [experiment.name for experiment in experiments for _ in range(seeds)])
     methods = [_method(experiment, seeds, out, pace) for experiment in experiments]
     words = [*map(str, files), *overrides, "--seeds", str(seeds), "--out", str(out)]
     words += [] if target is None else ["--target", str(target)]
@@ -237,7 +237,7 @@ def _named(experiment: Experiment, setting: Setting) -> Experiment:
     return experiment.model_copy(update={"name": name}) if setting.label else experiment
 
 
-def _method(experiment: Experiment, seeds: int, out: Path, pace: Pace) -> Method:
+def _method(experiment: Experiment, seeds: int, out: Path, pace: TimeLeft) -> Method:
     made: list[tuple[Experiment, Path, Ended]] = []
     for seed in range(seeds):
         folder = out / _folder(experiment.name) / f"seed-{seed}"

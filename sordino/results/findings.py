@@ -200,7 +200,7 @@ class AttackFinding(Fact):
     whole: bool = False  # true where the whole run was played, in place of listening to one round
 
 
-class Assault(LeftInRun):
+class AttackResults(LeftInRun):
     """Content of attack.json: the results of all attacks on one run."""
 
     warning: str = WARNING
@@ -247,7 +247,7 @@ def sheet(rows: Sequence[PictureRow]) -> Pixels:
     return made
 
 
-def drawn(found: Assault, folder: Path) -> list[Path]:
+def drawn(found: AttackResults, folder: Path) -> list[Path]:
     """Write one PNG for each attack with images: original, reconstruction, without protection, guess, from top to
     bottom.
     """
@@ -261,10 +261,10 @@ def drawn(found: Assault, folder: Path) -> list[Path]:
     return written
 
 
-def read_attacks(folder: Path) -> Assault | None:
+def read_attacks(folder: Path) -> AttackResults | None:
     """Read attack.json of a run; None where it is absent."""
     run = RunFolder(folder)
-    return run.found(run.attack_file, Assault, ATTACK_AGAIN)
+    return run.found(run.attack_file, AttackResults, ATTACK_AGAIN)
 
 
 def figures(one: BesideGuess) -> tuple[str, str, str]:

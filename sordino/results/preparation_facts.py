@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sordino import keys, tree
 from sordino.accounting.facts import Fact
 from sordino.algorithms.optional import PublicTensors
-from sordino.algorithms.phases import Asked, Facts, Phase, PhaseMessages, RunNumbers
+from sordino.algorithms.phases import AskedDevice, Facts, Phase, PhaseMessages, RunNumbers
 from sordino.config import Experiment
 from sordino.data.dataset import Candidates
 from sordino.engine import checkpoint, wire
@@ -30,7 +30,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import some_of
 from sordino.results.markup import Pixels, strip
 from sordino.runs.backend import ServerData, source_of
-from sordino.runs.setup import Setup, Whole
+from sordino.runs.setup import PhaseSetup, RunSetup
 from sordino.runs.simulation import simulated
 from sordino.types import Formula
 
@@ -49,7 +49,7 @@ class OfClass(Fact):
     """One class of a preparation: the devices that were asked for it, and its candidates (public images)."""
 
     name: str
-    asked: tuple[Asked, ...]  # devices, and the server's measure of how well each knows the class
+    asked: tuple[AskedDevice, ...]  # devices, and the server's measure of how well each knows the class
     candidates: int | None
     kept: int
     valid_kept: float | None
@@ -98,7 +98,7 @@ def label_of(experiment: Experiment) -> str:
 
 def gather(
     folder: Path,
-    setup: Setup | None = None,
+    setup: PhaseSetup | None = None,
     home: ServerData | None = None,
     pictures: bool = True,
     rounds: Sequence[RoundRow] | None = None,
@@ -111,7 +111,7 @@ def gather(
     if not preparation and not run.preparation.is_dir():
         return None
     if setup is None and run.environment.site:  # the rows are elsewhere
-        whole = Whole(run.experiment, Agreement.read(folder).public)
+        whole = RunSetup(run.experiment, Agreement.read(folder).public)
         setup, home = whole.phases[-1], ServerData(whole)
     elif setup is None:
         simulation = simulated(run.experiment)
@@ -145,7 +145,7 @@ def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, s
     return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {PUBLIC_TENSORS: (last.hands, "")}
 
 
-def _facts(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
+def _facts(run: RunFolder, setup: PhaseSetup) -> tuple[Facts, str]:
     """Results of the finished phases, or the reason why they cannot be read. The bytes sent are reported in both
     cases."""
     told = Facts()
@@ -187,7 +187,7 @@ def _wrong(candidates: Candidates | None) -> Wrong | None:
 # whom it asked, what it kept ------------------------------------------------------------------------------------------
 
 
-def _classes(setup: Setup, told: Facts, candidates: Candidates | None, wrong: Wrong | None) -> tuple[OfClass, ...]:
+def _classes(setup: PhaseSetup, told: Facts, candidates: Candidates | None, wrong: Wrong | None) -> tuple[OfClass, ...]:
     rows = []
     for label, name in enumerate(setup.public.class_names):
         chosen = _chosen(told, label)
@@ -217,16 +217,16 @@ def _valid(rows: Picked, wrong: Wrong | None) -> float | None:
 # what it cost ---------------------------------------------------------------------------------------------------------
 
 
-def _plain(run: RunFolder, setup: Setup) -> PlainRound:
+def _plain(run: RunFolder, setup: PhaseSetup) -> PlainRound:
     header = wire.Header(run.environment.run, setup.experiment.digest(), 0, -1, "down")
     return PlainRound(wire.size(header, wire.schema(setup.task.init(0))), _chosen_clients(setup))
 
 
-def _chosen_clients(setup: Setup) -> int:
+def _chosen_clients(setup: PhaseSetup) -> int:
     return max(1, round(setup.cohort.expected(len(setup.public.sizes))))
 
 
-def _formula(phases: Sequence[Phase[Any, Any, Any, Any]], setup: Setup, rounds: int) -> Formula | None:
+def _formula(phases: Sequence[Phase[Any, Any, Any, Any]], setup: PhaseSetup, rounds: int) -> Formula | None:
     public = RunNumbers(
         devices=len(setup.public.sizes),
         chosen=_chosen_clients(setup),
@@ -243,7 +243,7 @@ def _formula(phases: Sequence[Phase[Any, Any, Any, Any]], setup: Setup, rounds: 
 
 
 def _gallery(
-    run: RunFolder, setup: Setup, candidates: Candidates | None, told: Facts, wrong: Wrong | None
+    run: RunFolder, setup: PhaseSetup, candidates: Candidates | None, told: Facts, wrong: Wrong | None
 ) -> Gallery | None:
     """Images of each class: candidates (public images) that were kept, candidates that were not, and images of the
     generator.
@@ -279,7 +279,7 @@ def _gallery(
     return Gallery(rows=tuple(rows), classes=len(names), each=each, side=side)
 
 
-def _drawn(run: RunFolder, setup: Setup, count: int) -> tuple[Pixels, NDArray[np.int64]]:
+def _drawn(run: RunFolder, setup: PhaseSetup, count: int) -> tuple[Pixels, NDArray[np.int64]]:
     """Examples that a client of this size would draw from the tensors that clients receive before round 1; none before
     they were sent."""
     nothing = np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)

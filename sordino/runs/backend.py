@@ -35,12 +35,12 @@ from sordino.keys import Key
 from sordino.metrics import Scores
 from sordino.metrics.evaluation import Score, check_models, check_scores
 from sordino.planning import Agreement
-from sordino.runs.setup import Setup, Whole
+from sordino.runs.setup import PhaseSetup, RunSetup
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Task
 
 
-class Begun(NamedTuple):
+class StartingPoint(NamedTuple):
     """A checkpoint with the clients' states from which a phase starts or goes on, saved in this phase or at the end of
     the one before; and its folder.
     """
@@ -53,7 +53,7 @@ class Begun(NamedTuple):
 class Backend(ABC):
     """Backend of a phase: the planned phase, the server's data, and how clients are reached."""
 
-    setup: Setup
+    setup: PhaseSetup
     home: ServerData
 
     @property
@@ -91,7 +91,13 @@ class Backend(ABC):
 
     @abstractmethod
     def executor(
-        self, folder: Path, place: Path, run: str, begun: Begun | None, public_tensors: Params | None, stack: ExitStack
+        self,
+        folder: Path,
+        place: Path,
+        run: str,
+        begun: StartingPoint | None,
+        public_tensors: Params | None,
+        stack: ExitStack,
     ) -> Executor:
         """Executor of this phase's clients, from the states in which they stopped (`begun`); `public_tensors`: what
         every client received before the first round. Closing `stack` ends it."""
@@ -129,7 +135,7 @@ class ServerRows(NamedTuple):
 class ServerData:
     """The server's own data. Candidates (public images), which may take hours to draw, are drawn on first use."""
 
-    whole: Whole = field(repr=False)
+    whole: RunSetup = field(repr=False)
     kept: ServerRows = field(default=ServerRows(), repr=False)
 
     @property

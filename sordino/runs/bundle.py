@@ -31,7 +31,7 @@ from sordino.tasks.architecture import Architecture
 from sordino.types import Params
 
 if TYPE_CHECKING:
-    from sordino.runs.setup import Setup
+    from sordino.runs.setup import PhaseSetup
 
 AGAIN = "`sordino resume` writes it again where the run and its data are"
 
@@ -113,7 +113,7 @@ class Bundle(Fact):
         return self
 
 
-def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
+def described(setup: PhaseSetup, columns: Mapping[str, Column]) -> Bundle | None:
     """Content of model.json for a run; None for the quadratic test task, whose model predicts nothing."""
     experiment, public = setup.experiment, setup.public
     if experiment.data.source == "quadratic":
@@ -152,7 +152,7 @@ def _feature(name: str, said: Column) -> InputColumn:
     return made.beside(range=(said.low, said.high)) if math.isfinite(said.high) and said.kind == "number" else made
 
 
-def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Column]) -> None:
+def write(folder: Path, setup: PhaseSetup, model: Params, columns: Mapping[str, Column]) -> None:
     """Write model.safetensors with every tensor of the network and, where the model predicts, model.json: into the
     private folder where protected rows decided its content.
     """
@@ -170,7 +170,7 @@ def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Colum
         atomic_write(mine.description_file, text)
 
 
-def kept_private(setup: Setup) -> bool:
+def kept_private(setup: PhaseSetup) -> bool:
     """True where protected rows decided the content of model.json, so that it is written to the private folder only."""
     return bool(setup.public.void)
 

@@ -29,10 +29,10 @@ from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import MEMORY
 from sordino.planning.calculator import alternatives, untouched, wider_cohort
-from sordino.planning.planner import Enough, Planner, PlanRow
+from sordino.planning.planner import Planner, PlanRow, SmallestFederation
 from sordino.receipts.private import new_key
 from sordino.runs.population import Population
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.simulation import Simulation, forks_of, settle, simulated
 from sordino.tree import Tree
 from sordino.types import Terms
@@ -75,7 +75,7 @@ class Compared:
     rows: list[Planned]
     guarantees: list[Guarantee]
     impossible: list[tuple[str, str]]  # (what, why not)
-    enough: list[Enough]
+    enough: list[SmallestFederation]
     timing: str
     simulated: bool
     delta: float  # that was asked for
@@ -118,7 +118,7 @@ def compare(
         except SordinoError as error:
             impossible.append((what, f"{error.what}: {error.why}" if error.why else error.what))
 
-    def at_delta(delta: float) -> Setup:
+    def at_delta(delta: float) -> PhaseSetup:
         privacy = experiment.privacy.model_copy(update={"delta": delta})
         return beside(simulation, experiment.model_copy(update={"privacy": privacy})).setup
 
@@ -129,7 +129,7 @@ def compare(
 LOCAL_WORK = ("data", "model", "algorithm", "read")  # what the seconds of one client's work depend on
 
 
-def _more_clients(setup: Setup) -> Iterator[tuple[str, list[str]]]:
+def _more_clients(setup: PhaseSetup) -> Iterator[tuple[str, list[str]]]:
     experiment, clients = setup.experiment, 2 * len(setup.public.sizes)
     if setup.plan.offer is not None and experiment.privacy.epsilon is not None and "clients" in experiment.partition:
         more = wider_cohort(experiment, 2, clients, size_only=True)
@@ -158,7 +158,7 @@ class Forecast:
     seconds: Seconds | None = None  # of an experiment with the same local work, where that has been timed
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> PhaseSetup:
         return self.simulation.setup
 
     @cached_property
@@ -233,7 +233,7 @@ class Forecast:
         )
 
 
-def _effort(setup: Setup, client: int) -> int:
+def _effort(setup: PhaseSetup, client: int) -> int:
     work, size = setup.algorithm.work, setup.public.sizes[client]
     return int(work.count(size) * work.batch(size))
 

@@ -27,7 +27,7 @@ from sordino.receipts import Environment, private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import DATA
 from sordino.runs.bundle import kept_private
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.witness import Witness, needed, place_of
 from sordino.version import __version__
 
@@ -142,7 +142,7 @@ def _places(path: str | list[str]) -> str:
     return ", ".join(map(os.path.abspath, [path] if isinstance(path, str) else path))
 
 
-def would_write(folder: Path, setup: Setup) -> list[Path]:
+def would_write(folder: Path, setup: PhaseSetup) -> list[Path]:
     """Files that a run writes, in the order in which they appear."""
     mine, experiment = RunFolder(folder), setup.experiment
     own = experiment.privacy.real

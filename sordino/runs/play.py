@@ -33,10 +33,10 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import write_receipt
 from sordino.round import Outcome
 from sordino.runs import bundle
-from sordino.runs.backend import Backend, Begun
+from sordino.runs.backend import Backend, StartingPoint
 from sordino.runs.preparation import adopt, prepare
 from sordino.runs.rounds import RunningPhase, RunningRun, patience, shown
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.witness import Witness, needed
 from sordino.tree import Tree
 
@@ -58,7 +58,7 @@ class Progress(NamedTuple):
     rounds: int
     metrics: RoundRow
     folder: Path
-    setup: Setup
+    setup: PhaseSetup
     federation: FederatedServer
     warned: tuple[str, ...] = ()  # what should be known before many rounds have passed
 
@@ -124,7 +124,7 @@ def play(
             with (federation := run.federation(backend)).ledger:
                 return _ended(backend, folder, federation, None, notes, interrupted=True)
         loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
-        known = None if loaded is None else Begun(folder, loaded)
+        known = None if loaded is None else StartingPoint(folder, loaded)
         opened = run.opened(backend, folder, begun.server, loaded, known, begun.public_tensors, evaluate)
         phase = stack.enter_context(opened)
         try:
@@ -175,7 +175,7 @@ def _ended(
     return Ended(folder, mine.metrics(), made, [*remarks, *backend.remarks, *notes], interrupted)
 
 
-def _moved(setup: Setup, before: Tree, now: Tree) -> str:
+def _moved(setup: PhaseSetup, before: Tree, now: Tree) -> str:
     """Remark on a round without clients in which the model moved all the same, as under a server momentum."""
     was, is_ = (tree.leaves(next(iter(setup.algorithm.models(server).values()))) for server in (before, now))
     if all(map(torch.equal, was, is_)):

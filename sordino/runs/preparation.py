@@ -34,9 +34,9 @@ from sordino.metrics import RoundRow
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
 from sordino.runs import rounds
-from sordino.runs.backend import Backend, Begun
+from sordino.runs.backend import Backend, StartingPoint
 from sordino.runs.rounds import RunningRun, stands
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.simulation import simulated
 from sordino.tree import Tree
 from sordino.types import Params
@@ -55,17 +55,17 @@ class Prepared(NamedTuple):
 def prepare(run: RunningRun, backend: Backend, watch: Watch) -> Prepared | None:
     """Runs every phase before the training that is not over yet. None where the user has stopped it."""
     before: Tree = None
-    begun: Begun | None = None
+    begun: StartingPoint | None = None
     for mine in backend.preparation:
         place = RunFolder(run.folder).of_phase(mine.setup.phase).path
         loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
-        begun = Begun(place, loaded) if loaded is not None else begun
+        begun = StartingPoint(place, loaded) if loaded is not None else begun
         if loaded is None or not mine.setup.over(loaded.trees["server"]):
             if (server := _played(run, mine, place, before, loaded, begun, watch)) is None:
                 return None
             after = checkpoint.load(place / "checkpoints", mine.setup.state)
             assert after is not None
-            begun = Begun(place, after)
+            begun = StartingPoint(place, after)
         else:
             with (federation := run.federation(mine)).ledger:
                 server = stands(federation, loaded, run.folder).server  # ends a release that a crash cut short
@@ -85,7 +85,7 @@ def _played(
     place: Path,
     before: Tree,
     loaded: checkpoint.Loaded | None,
-    begun: Begun | None,
+    begun: StartingPoint | None,
     watch: Watch,
 ) -> Tree | None:
     """Runs a phase to its end; returns the server's state there, None where the user has stopped it."""
@@ -105,7 +105,7 @@ def _write_tables(mine: Backend, place: Path, server: Tree) -> None:
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
-def _send_tensors(backend: Backend, folder: Path, tensors: Params, begun: Begun | None) -> None:
+def _send_tensors(backend: Backend, folder: Path, tensors: Params, begun: StartingPoint | None) -> None:
     """Writes the tensors that every client receives to a file, which clients in other processes read, and records their
     bytes: one message to each client."""
     from safetensors.torch import save
@@ -126,7 +126,7 @@ def _send_tensors(backend: Backend, folder: Path, tensors: Params, begun: Begun 
 DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # tables that every preparation looks at
 
 
-def check_source(setup: Setup, source: Path) -> None:
+def check_source(setup: PhaseSetup, source: Path) -> None:
     """Refuse a preparation that is not finished, that differs from the one this experiment would make, or whose noise
     is real.
     """
@@ -174,7 +174,7 @@ def check_source(setup: Setup, source: Path) -> None:
             )
 
 
-def _depends(setup: Setup, version: str) -> Json:
+def _depends(setup: PhaseSetup, version: str) -> Json:
     """Settings and facts on which the result of a preparation depends, under the names that an error shows: two runs
     can share a preparation where all are equal. The text of user code and the content of images are not compared.
     """
@@ -191,16 +191,16 @@ def _depends(setup: Setup, version: str) -> Json:
     }
 
 
-def _priced(setup: Setup) -> bool:
+def _priced(setup: PhaseSetup) -> bool:
     """True where the preparation costs privacy budget."""
     return any(mine.plan.offer is not None for mine in setup.preparation)
 
 
-def _phase(setup: Setup, name: str) -> Setup:
+def _phase(setup: PhaseSetup, name: str) -> PhaseSetup:
     return next(mine for mine in setup.preparation if mine.phase == name)
 
 
-def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
+def _released(setup: PhaseSetup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
     """Last checkpoint and ledger entries of each phase."""
     _, federation = opened(source)
     with federation.ledger:

@@ -34,8 +34,8 @@ from sordino.metrics.evaluation import Score
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import FOLDER
 from sordino.round import Outcome, one_round
-from sordino.runs.backend import Backend, Begun
-from sordino.runs.setup import Setup
+from sordino.runs.backend import Backend, StartingPoint
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.witness import Witness
 from sordino.tree import Tree
 from sordino.types import Params, Terms
@@ -60,7 +60,7 @@ def shown(row: RoundLine, hidden: bool) -> Json:
 class Rows:
     """Writer of the rows of a run, or of its preparation: public fields and, with real noise, private ones."""
 
-    def __init__(self, public: _Kept, private: _Kept | None, hidden: bool) -> None:
+    def __init__(self, public: _AppendedFile, private: _AppendedFile | None, hidden: bool) -> None:
         self._public, self._private, self._hidden = public, private, hidden
 
     def write(self, row: RoundLine) -> None:
@@ -83,7 +83,7 @@ def _line(told: Json) -> bytes:
     return json.dumps(told).encode() + b"\n"
 
 
-class _Kept:
+class _AppendedFile:
     """An append-only file, and the running SHA-256 of its content."""
 
     def __init__(self, file: IO[bytes], digest: hashlib._Hash) -> None:
@@ -113,7 +113,7 @@ def opened(path: Path, known: Json, private: bool, hidden: bool) -> Iterator[Row
 
 
 @contextlib.contextmanager
-def _cut(path: Path, known: Json, name: str, mode: int) -> Iterator[_Kept]:
+def _cut(path: Path, known: Json, name: str, mode: int) -> Iterator[_AppendedFile]:
     length = known.get(f"{name}_bytes", 0)
     fix = "put the file back from a copy, or start the run again in another folder"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
@@ -127,7 +127,7 @@ def _cut(path: Path, known: Json, name: str, mode: int) -> Iterator[_Kept]:
             raise damaged(path, "its rows are not those that the checkpoint was written with", fix)
         file.truncate(length)
         file.seek(0, os.SEEK_END)
-        yield _Kept(file, digest)
+        yield _AppendedFile(file, digest)
 
 
 _PATIENT: list[Callable[[], bool]] = []  # the outermost, which holds the signals of this process
@@ -208,7 +208,7 @@ class RunningRun:
         place: Path,
         first: Tree,
         loaded: checkpoint.Loaded | None,
-        begun: Begun | None,
+        begun: StartingPoint | None,
         public_tensors: Params | None = None,
         evaluate: Evaluate | None = None,
     ) -> Iterator[RunningPhase]:
@@ -233,7 +233,7 @@ class RunningRun:
 class RunningPhase:
     """One phase of a run while it is computed: its plan, clients, privacy ledger and folder."""
 
-    setup: Setup
+    setup: PhaseSetup
     federation: FederatedServer
     execute: Executor
     place: Path  # of the run, or of this phase in it
@@ -322,7 +322,7 @@ class RunningPhase:
         self.unsaved = None
 
 
-def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:
+def row_of(setup: PhaseSetup, t: int, outcome: Outcome) -> RoundRow:
     return RoundRow(
         phase=setup.phase,
         round=t,
@@ -362,7 +362,7 @@ class PowerCut(Clients):
         raise AssertionError("nobody survives this")
 
 
-def computed(setup: Setup, outcome: Outcome) -> float | None:
+def computed(setup: PhaseSetup, outcome: Outcome) -> float | None:
     """Floating-point operations of a round's devices, from public numbers; None where the algorithm, a user's own,
     gives no estimate.
     """

@@ -31,12 +31,12 @@ from sordino.types import Task
 
 
 @dataclass(frozen=True)
-class Whole(PlannedRun):
-    """A planned run with its model, all phases together; one phase is a `Setup`."""
+class RunSetup(PlannedRun):
+    """A planned run with its model, all phases together; one phase is a `PhaseSetup`."""
 
     @cached_property
-    def phases(self) -> tuple[Setup, ...]:
-        return tuple(Setup(self, i) for i in range(len(self.methods.phases)))
+    def phases(self) -> tuple[PhaseSetup, ...]:
+        return tuple(PhaseSetup(self, i) for i in range(len(self.methods.phases)))
 
     @property
     def hides_cohorts(self) -> bool:
@@ -130,13 +130,13 @@ class Whole(PlannedRun):
 
 
 @dataclass(frozen=True)
-class Setup(PlannedPhase):
+class PhaseSetup(PlannedPhase):
     """A planned phase with its model: all that is needed to run it, except rows."""
 
-    whole: Whole
+    whole: RunSetup
 
     @property
-    def preparation(self) -> tuple[Setup, ...]:
+    def preparation(self) -> tuple[PhaseSetup, ...]:
         return self.whole.phases[:-1]
 
     @property

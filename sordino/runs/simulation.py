@@ -27,9 +27,9 @@ from sordino.planning.methods import Methods
 from sordino.privacy.noise.sources import for_run
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
-from sordino.runs.backend import Backend, Begun, ServerData, examples_of
+from sordino.runs.backend import Backend, ServerData, StartingPoint, examples_of
 from sordino.runs.population import Population
-from sordino.runs.setup import Setup, Whole
+from sordino.runs.setup import PhaseSetup, RunSetup
 from sordino.transport.message import Pipes, Signer
 from sordino.transport.sites import Patience, Sites
 from sordino.types import Examples, NoiseSource, Params, Task
@@ -64,7 +64,7 @@ class Simulation(Backend):
 
     @classmethod
     def of(cls, population: Population, stage: int = -1) -> Simulation:
-        whole = Whole(population.experiment, population.public)
+        whole = RunSetup(population.experiment, population.public)
         return cls(whole.phases[stage], ServerData(whole, population.kept), population)
 
     @property
@@ -99,7 +99,13 @@ class Simulation(Backend):
         return clients_of(self.setup, run, trained, tests, kept, secret, public_tensors, state_folder)
 
     def executor(
-        self, folder: Path, place: Path, run: str, begun: Begun | None, public_tensors: Params | None, stack: ExitStack
+        self,
+        folder: Path,
+        place: Path,
+        run: str,
+        begun: StartingPoint | None,
+        public_tensors: Params | None,
+        stack: ExitStack,
     ) -> Executor:
         """The clients as [engine] places them: in this process, in others, or on the ranks of torch.distributed."""
         setup, engine = self.setup, self.setup.experiment.engine
@@ -130,13 +136,13 @@ class Simulation(Backend):
         return Evaluation(setup.algorithm, evaluator, tuple(given.models), tuple(given.personal))
 
 
-def adds(setup: Setup) -> bool:
+def adds(setup: PhaseSetup) -> bool:
     """True where clients are computed together in one process and the server needs only the sum of their uploads."""
     engine = setup.experiment.engine
     return engine.executor != "loop" and engine.one_process and not reads_single_uploads(setup)
 
 
-def reads_single_uploads(setup: Setup) -> bool:
+def reads_single_uploads(setup: PhaseSetup) -> bool:
     """True where the server needs each upload by itself, not a running sum: to leave late ones out, to compare them, or
     to mask or encrypt them.
     """
@@ -144,7 +150,7 @@ def reads_single_uploads(setup: Setup) -> bool:
     return setup.stragglers.leaves_out or algorithm.reads_each or uplink.reads_each or setup.policy.secure
 
 
-def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:
+def in_processes(setup: PhaseSetup, folder: Path, place: Path, run: str) -> Sites:
     """Clients of a phase in processes of this machine, client k in process k mod workers; `place` is where it keeps
     their states. With a timeout, the clients of a silent process miss the round, and others are asked in their place
     until the process has answered.
@@ -171,7 +177,7 @@ PER_CORE = 4  # more of them only wait for each other
 
 
 def clients_of(
-    setup: Setup,
+    setup: PhaseSetup,
     run: str,
     trained: Mapping[int, Examples],
     tested: Mapping[int, Examples],
@@ -208,12 +214,12 @@ def clients_of(
     )
 
 
-def threads_of(setup: Setup) -> Threads[Task]:
+def threads_of(setup: PhaseSetup) -> Threads[Task]:
     """Threads of this process that train clients, each with a task of its own."""
     return Threads(setup.task, threads(setup) if setup.task.threads else 1, setup.whole.built_task)
 
 
-def forks_of(setup: Setup) -> Forks | None:
+def forks_of(setup: PhaseSetup) -> Forks | None:
     """Forked helpers, or None: not with real noise, because the work of a helper that dies is done again and real noise
     must not be drawn twice; not with a user's own code, which may keep state that a fork loses; and not where they do
     not pay.
@@ -224,7 +230,7 @@ def forks_of(setup: Setup) -> Forks | None:
     return Forks(many) if many > 1 and not real and not owned(setup) else None
 
 
-def threads(setup: Setup) -> int:
+def threads(setup: PhaseSetup) -> int:
     """Number of threads that train clients in one process. A user's own code may keep state beside its arguments, so
     one thread alone calls it, unless more are asked for.
     """
@@ -234,6 +240,6 @@ def threads(setup: Setup) -> int:
     return 1 if alone else min(int(setup.engine.workers), PER_CORE * cores())
 
 
-def owned(setup: Setup) -> bool:
+def owned(setup: PhaseSetup) -> bool:
     """True where the experiment names a user's own code."""
     return any(user_code.named(setup.experiment.model_dump()))

@@ -97,7 +97,7 @@ class MLflow:
         self._client.set_terminated(self._run)
 
 
-class Board:
+class WandbTracker:
     """wandb and trackio, which have the same interface: `wandb sync RUN/wandb/*`, `trackio show --project sordino`."""
 
     def __init__(self, needs: str, quiet: Mapping[str, str], choices: Callable[[Path], Json]) -> None:
@@ -118,7 +118,7 @@ class Board:
         self._board.finish()
 
 
-def _wandb() -> Board:
+def _wandb() -> WandbTracker:
     """Weights & Biases, which gets only the run's numbers: not the machine, its load, code or printed text."""
     nothing_else = {"x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True}
     nothing_else |= {"disable_git": True, "disable_code": True, "x_save_requirements": False}
@@ -131,12 +131,12 @@ def _wandb() -> Board:
             "settings": {**nothing_else, "console": "off", "silent": True, "host": "-"},
         }
 
-    return Board("wandb", {"WANDB_ERROR_REPORTING": "false"}, choices)
+    return WandbTracker("wandb", {"WANDB_ERROR_REPORTING": "false"}, choices)
 
 
-def _trackio() -> Board:
+def _trackio() -> WandbTracker:
     off = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return Board("trackio", off, lambda folder: {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False})
+    return WandbTracker("trackio", off, lambda folder: {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False})
 
 
 TRACKERS: dict[str, Callable[[], Tracker]] = {

@@ -28,7 +28,7 @@ from sordino.accounting.facts import Fact, parsed
 from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped
 from sordino.ledger.files import append_line, atomic_write, sync
-from sordino.ledger.ledger import Ledger, Place, State, of_run
+from sordino.ledger.ledger import Ledger, LedgerPosition, State, of_run
 from sordino.planning import Agreement
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts.folder import RunFolder
@@ -52,7 +52,7 @@ class ReleasedOperation(Fact):
     charges: tuple[tuple[Amount, tuple[str, ...]], ...]
     plan: str
     note: str
-    place: Place  # of the ledger
+    place: LedgerPosition  # of the ledger
 
     @classmethod
     def of(cls, ledger: Ledger, op: str) -> ReleasedOperation:
@@ -82,7 +82,7 @@ class Witness:
     folder: Path  # of the run
     place: Path  # where it is noted
     knows: Callable[[Ledger, str], bool] = _drew  # does a ledger know that this operation has left?
-    noted: dict[str, Place] = field(default_factory=dict)  # where the ledger stood when an operation left
+    noted: dict[str, LedgerPosition] = field(default_factory=dict)  # where the ledger stood when an operation left
     _length: int = 0  # of the whole lines of this run
 
     @classmethod
@@ -131,7 +131,7 @@ class Witness:
             self._note([ReleasedOperation.of(ledger, entry.op) for entry in before if self.knows(ledger, entry.op)])
 
     @property
-    def newest(self) -> Place | None:
+    def newest(self) -> LedgerPosition | None:
         """The ledger's position at the last release; None where there was no release."""
         return next(reversed(self.noted.values()), None)
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from sordino import keys
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 from sordino.types import Tensor
 
 Words = NDArray[np.uint64]
@@ -54,7 +54,7 @@ class SystemWords:
     """Random words from the operating system, which cannot be drawn again."""
 
     def __init__(self) -> None:
-        self._source = System()
+        self._source = SystemNoise()
 
     def words(self, count: int, *part: int | str) -> Words:
         return self._source.words(count).cpu().numpy().view(np.uint64)

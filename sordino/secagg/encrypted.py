@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sordino.errors import EmptyRound, IntegrityError, KeyMismatch, SecureError, ServerHoldsKey, UnsoundGuarantee
-from sordino.privacy.uplink.channels import EncryptedChannel, EncryptedPeers, Opened, Stopwatch, Uploads
+from sordino.privacy.uplink.channels import EncryptedChannel, EncryptedPeers, OpenedSum, Stopwatch, Uploads
 from sordino.privacy.uplink.fixed_point import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.secagg import lattice, paillier, sealed
@@ -45,7 +45,7 @@ class Ciphertexts:
     def _holder(self) -> Secret:
         return GENERATE[self._stage.scheme](self._stage)
 
-    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
+    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> OpenedSum:
         """Encrypted sum over clients in this process, which also holds the key."""
         watch = Stopwatch()
         with watch("keys"):
@@ -55,7 +55,9 @@ class Ciphertexts:
         each = found.payload * len(found.who)
         return found._replace(saturated=here.beyond, bytes_up=found.bytes_up if self._stage.mode == "full" else each)
 
-    def add(self, t: int, public: Public, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
+    def add(
+        self, t: int, public: Public, peers: EncryptedPeers, began: int, size: int, noise: Ints | None
+    ) -> OpenedSum:
         """Add the uploads of a round and let the key holder decrypt the sum; clients and key holder may be in this
         process or at sites.
         """
@@ -77,7 +79,7 @@ class Ciphertexts:
                 peers.absent(k, error)
             else:
                 who.append(k)
-        nothing = Opened(np.zeros(size, np.int64), [], sum(sizes), sizes[-1], watch.seconds, None)
+        nothing = OpenedSum(np.zeros(size, np.int64), [], sum(sizes), sizes[-1], watch.seconds, None)
         if why := too_few(self._stage, len(who), began, own):
             return nothing._replace(aborted=why)
         if noise is not None:

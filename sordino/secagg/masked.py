@@ -52,7 +52,7 @@ from sordino.engine.commands import Answered, Mask, Round
 from sordino.engine.executor import check_one_broadcast, flat, words_of
 from sordino.engine.site import Site
 from sordino.errors import IntegrityError, LedgerError, SecAggAborted, SecureError, WireError
-from sordino.privacy.uplink.channels import MaskedChannel, Messages, Opened, Step, Stopwatch, TakeStep, Uploads
+from sordino.privacy.uplink.channels import MaskedChannel, Messages, OpenedSum, Step, Stopwatch, TakeStep, Uploads
 from sordino.privacy.uplink.fixed_point import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg.mask_protocol import Aggregator, Integers, Participants
@@ -106,7 +106,7 @@ class Masks:
     def __init__(self, stage: Aggregated, layout: Layout, run: str) -> None:
         self._stage, self._layout, self._run = stage, layout, run
 
-    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
+    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> OpenedSum:
         """Masked sum over clients in this process."""
         beyond, masked, watch = 0, MaskedWords(self._stage, self._layout, len(cohort)), Stopwatch()
 
@@ -121,11 +121,11 @@ class Masks:
         found = self.open(t, len(cohort), size, model, lambda session: ClientsHere(session, cohort, words(), watch))
         return found._replace(seconds=watch.seconds | found.seconds, saturated=beyond)
 
-    def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]) -> Opened:
+    def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]) -> OpenedSum:
         """Runs all steps of secure aggregation for round t and returns the unmasked sum, wherever its clients are;
         `model`: digest of the broadcast. An aborted round gives no sum, and none of its messages is used.
         """
-        nothing, watch = Opened(np.zeros(size, np.int64), [], 0, 0, {}, None), Stopwatch()
+        nothing, watch = OpenedSum(np.zeros(size, np.int64), [], 0, 0, {}, None), Stopwatch()
         masked = MaskedWords(self._stage, self._layout, among)
         if masked.too_few:
             return nothing._replace(aborted=masked.too_few)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.errors import ConfigError, WireError
 from sordino.ledger.files import atomic_write
-from sordino.runs.setup import Whole
+from sordino.runs.setup import RunSetup
 from sordino.sites import grpc_line
 from sordino.sites.agreement_file import Invitation
 from sordino.sites.grpc_line import Foreign, PendingMessage, claim
@@ -239,7 +239,7 @@ def pause(seconds: float, stop: Callable[[], bool]) -> None:
 
 
 @dataclass
-class Leave:
+class LeavingRule:
     """Decides when to leave a server: after the end of the run and the last answer, or when the server is gone. A
     process begun after the end stays a moment, as the server may not know that this side has learned of the end."""
 
@@ -286,7 +286,7 @@ class Responder(ABC):
     """Party that answers the server's messages, a site or the key holder, with its state in a folder."""
 
     folder: Path
-    whole: Whole
+    whole: RunSetup
     over: bool = field(default=False, init=False)  # true where the server has told this process the end of the run
     ended: ClassVar[str] = "over"  # file that marks the end
 
@@ -322,7 +322,7 @@ def attend_for(
     """Answers the messages of a server until it is time to leave; raises an error where the folder here is an older
     copy, behind a ledger head that this side has signed. `most`: longest message that is accepted, in bytes."""
     head, run = attendant.head, invitation.told.run
-    leave = Leave(lambda: attendant.over, lambda: stop() or head.behind is not None, say, attendant.was_over)
+    leave = LeavingRule(lambda: attendant.over, lambda: stop() or head.behind is not None, say, attendant.was_over)
     tls = None if options.certificates is None else of_site(options.certificates, name)
     address = options.address or invitation.told.server
     sign = lambda ticket: options.identity.sign(claim(run, name, ticket))  # noqa: E731

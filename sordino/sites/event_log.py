@@ -20,7 +20,7 @@ from pathlib import Path
 from sordino.errors import SordinoError
 from sordino.ledger.files import append_line
 from sordino.receipts.folder import RunFolder
-from sordino.runs.setup import Whole
+from sordino.runs.setup import RunSetup
 from sordino.sites.connecting import Says, Standing
 from sordino.transport.message import Carrier
 from sordino.transport.run_events import OF_NOBODY, OF_OTHERS, RunEvent, What
@@ -45,7 +45,7 @@ class EventLog:
     _more: int = 0
 
     @classmethod
-    def of(cls, folder: Path, whole: Whole, hears: Callable[[RunEvent], None] = lambda event: None) -> EventLog:
+    def of(cls, folder: Path, whole: RunSetup, hears: Callable[[RunEvent], None] = lambda event: None) -> EventLog:
         real = whole.phases[-1].experiment.privacy.real
         return cls(folder, real, whole.hides_cohorts, hears)
 

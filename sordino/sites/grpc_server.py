@@ -62,7 +62,7 @@ class _Silent(NamedTuple):
     certificate: tuple[bytes, ...]  # that its end shows; none on one machine
 
 
-class _Pigeonhole:
+class _SiteQueue:
     """Queue of one site: its unanswered messages, oldest first, and its open calls."""
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
@@ -99,7 +99,7 @@ class Rpc(Carrier):
         self._codes, self._tls, self._most, self._keys = grpc.StatusCode, tls is not None, most, keys
         self._run, self._note = run, note
         self._lock, self._open = threading.Lock(), True
-        self._holes = {name: _Pigeonhole(name, self._lock) for name in names}
+        self._sites = {name: _SiteQueue(name, self._lock) for name in names}
         self._came: queue.SimpleQueue[Arrived | Exception] = queue.SimpleQueue()
         calls = 4 * len(names) + 4  # each has a thread: none that is let in waits for one
         self._threads = ThreadPoolExecutor(calls)
@@ -136,14 +136,14 @@ class Rpc(Carrier):
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._open = False
-            for hole in self._holes.values():
-                hole.moved.notify_all()
+            for site in self._sites.values():
+                site.moved.notify_all()
         self._server.stop(PULSE).wait()
         self._threads.shutdown()
 
     @property
     def who(self) -> Sequence[str]:
-        return list(self._holes)
+        return list(self._sites)
 
     def peers(self) -> frozenset[str]:
         """Sites that are allowed and have a fetching call open, waiting or at work, or ended their last call properly
@@ -152,22 +152,22 @@ class Rpc(Carrier):
         """
         late = time.monotonic() - GRACE
         with self._lock:
-            there = [hole for hole in self._holes.values() if hole.fetching is not None or hole.left > late]
-        return frozenset(hole.name for hole in there if self._may(hole))
+            there = [site for site in self._sites.values() if site.fetching is not None or site.left > late]
+        return frozenset(site.name for site in there if self._may(site))
 
     def rate(self, peer: str) -> float | None:
-        many, seconds = self._holes[peer].carried
+        many, seconds = self._sites[peer].carried
         return many / seconds if many and seconds else None
 
     def shut_out(self) -> frozenset[str]:
-        return frozenset(hole.name for hole in self._holes.values() if not self._may(hole))
+        return frozenset(site.name for site in self._sites.values() if not self._may(site))
 
     def send(self, to: str, message: Writes) -> int:
-        hole = self._holes[to]
+        site = self._sites[to]
         with self._lock:
             ticket = secrets.randbits(62)  # whom it is not told cannot guess it
-            hole.messages[ticket] = message
-            hole.moved.notify_all()
+            site.messages[ticket] = message
+            site.moved.notify_all()
             return ticket
 
     def came(self, seconds: float) -> Sequence[Arrived]:
@@ -181,8 +181,8 @@ class Rpc(Carrier):
 
     def cancel(self, ticket: int) -> None:
         with self._lock:
-            for hole in self._holes.values():
-                hole.messages.pop(ticket, None)
+            for site in self._sites.values():
+                site.messages.pop(ticket, None)
 
     # calls ------------------------------------------------------------------------------------------------------------
 
@@ -190,105 +190,105 @@ class Rpc(Carrier):
         """Delivers the oldest unanswered message to a site that asks for it, and keeps the call open until it is
         answered.
         """
-        hole, challenge = self._speaker(call), secrets.token_bytes(grpc_line.CHALLENGE)
-        with self._silence(hole, call, grpc_line.FETCH):
+        site, challenge = self._speaker(call), secrets.token_bytes(grpc_line.CHALLENGE)
+        with self._silence(site, call, grpc_line.FETCH):
             yield challenge
             try:
                 proof = next(said, b"")
             except grpc_line.package().RpcError:  # it was cut off
                 return
-        if not self._proves(hole, challenge, proof):
-            self._refuse(call, hole.name, "it has not the key that is on the list")
+        if not self._proves(site, challenge, proof):
+            self._refuse(call, site.name, "it has not the key that is on the list")
         with self._lock:
-            before, hole.fetching, hole.proved = hole.fetching, call, _certificate(call)
+            before, site.fetching, site.proved = site.fetching, call, _certificate(call)
         if before is not None and before.peer() != call.peer():  # else the same process asks for the next message
             self._note(
-                RunEvent(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {unquote(before.peer())}")
+                RunEvent(event="displaced", site=site.name, why=f"{_whom(call)}, in place of {unquote(before.peer())}")
             )
         if before is not None:
             before.cancel()
-        if not call.add_callback(partial(self._gone, hole, call)):
-            self._gone(hole, call)
+        if not call.add_callback(partial(self._gone, site, call)):
+            self._gone(site, call)
             return
         yield b""  # the site knows that it is connected
-        if (next_ := self._next(hole, call)) is not None:
+        if (next_ := self._next(site, call)) is not None:
             ticket, write = next_
             try:
                 message = write()
             except Exception as error:  # whoever waits for the answer should know
                 self._came.put(error)
                 call.abort(self._codes.UNAVAILABLE, "")
-            for piece in _measured(hole, grpc_line.pieces(ticket, message)):
-                if not self._may(hole):
-                    self._refuse(call, hole.name)
+            for piece in _measured(site, grpc_line.pieces(ticket, message)):
+                if not self._may(site):
+                    self._refuse(call, site.name)
                 yield piece
             del message
-            self._wait_for_answer(hole, call, ticket)
+            self._wait_for_answer(site, call, ticket)
         with self._lock:
-            if hole.fetching is call:
-                hole.fetching, hole.left = None, time.monotonic()
+            if site.fetching is call:
+                site.fetching, site.left = None, time.monotonic()
 
-    def _next(self, hole: _Pigeonhole, call: Foreign) -> tuple[int, Writes] | None:
+    def _next(self, site: _SiteQueue, call: Foreign) -> tuple[int, Writes] | None:
         until = time.monotonic() + POLL
-        while self._may(hole):
+        while self._may(site):
             with self._lock:
-                if hole.messages and self._goes_on(hole, call):
-                    return next(iter(hole.messages.items()))
-                if not self._goes_on(hole, call) or time.monotonic() >= until:
+                if site.messages and self._goes_on(site, call):
+                    return next(iter(site.messages.items()))
+                if not self._goes_on(site, call) or time.monotonic() >= until:
                     return None
-                hole.moved.wait(PULSE)
-        return self._refuse(call, hole.name)
+                site.moved.wait(PULSE)
+        return self._refuse(call, site.name)
 
-    def _wait_for_answer(self, hole: _Pigeonhole, call: Foreign, ticket: int) -> None:
-        while self._may(hole):
+    def _wait_for_answer(self, site: _SiteQueue, call: Foreign, ticket: int) -> None:
+        while self._may(site):
             with self._lock:
-                if hole.answered == ticket or not self._goes_on(hole, call):
+                if site.answered == ticket or not self._goes_on(site, call):
                     return
-                hole.moved.wait(PULSE)
-        self._refuse(call, hole.name)
+                site.moved.wait(PULSE)
+        self._refuse(call, site.name)
 
-    def _goes_on(self, hole: _Pigeonhole, call: Foreign) -> bool:
-        return self._open and hole.fetching is call
+    def _goes_on(self, site: _SiteQueue, call: Foreign) -> bool:
+        return self._open and site.fetching is call
 
-    def _gone(self, hole: _Pigeonhole, call: Foreign) -> None:
+    def _gone(self, site: _SiteQueue, call: Foreign) -> None:
         """Record the end of a call; if the site still owes the answer, it counts as gone."""
         with self._lock:
-            if hole.fetching is call:
-                hole.fetching, hole.left = None, -math.inf
-                hole.moved.notify_all()
+            if site.fetching is call:
+                site.fetching, site.left = None, -math.inf
+                site.moved.notify_all()
 
     def _answer(self, pieces: Iterator[bytes], call: Foreign) -> bytes:
         """Takes the answer to an open message of this site; any other is not read."""
-        hole = self._speaker(call)
+        site = self._speaker(call)
         try:
-            with self._silence(hole, call, grpc_line.ANSWER):
+            with self._silence(site, call, grpc_line.ANSWER):
                 head = grpc_line.begun(pieces, self._most)
             if head is None:
                 raise WireError("no message came", code="no-message")
             ticket, length = head
-            late = ticket not in hole.messages and ticket != hole.answered
-            if ticket in hole.messages:
+            late = ticket not in site.messages and ticket != site.answered
+            if ticket in site.messages:
                 with self._lock:
-                    before, hole.answering = hole.answering, call
+                    before, site.answering = site.answering, call
                 if before is not None:
                     before.cancel()
-                self._take(hole, call, Arrived(ticket, grpc_line.rest(_measured(hole, pieces), length)))
+                self._take(site, call, Arrived(ticket, grpc_line.rest(_measured(site, pieces), length)))
         except WireError as error:
             too_long = error.code == "too-long"
             call.abort(self._codes.OUT_OF_RANGE if too_long else self._codes.INVALID_ARGUMENT, "")
         except grpc_line.package().RpcError:  # it was cut off
             return b""
         with self._lock:
-            hole.answered, hole.left = ticket, time.monotonic()
-            hole.moved.notify_all()
+            site.answered, site.left = ticket, time.monotonic()
+            site.moved.notify_all()
         return grpc_line.LATE if late else b""
 
-    def _take(self, hole: _Pigeonhole, call: Foreign, arrived: Arrived) -> None:
-        if not self._may(hole):
-            self._refuse(call, hole.name)
+    def _take(self, site: _SiteQueue, call: Foreign, arrived: Arrived) -> None:
+        if not self._may(site):
+            self._refuse(call, site.name)
         with self._lock:
-            if hole.messages.pop(arrived.ticket, None) is not None:
-                hole.left = time.monotonic()  # before anybody hears of the answer: the site is there
+            if site.messages.pop(arrived.ticket, None) is not None:
+                site.left = time.monotonic()  # before anybody hears of the answer: the site is there
                 self._came.put(arrived)
 
     def _check(self, asked: bytes, call: Foreign) -> bytes:
@@ -299,27 +299,27 @@ class Rpc(Carrier):
 
     # who speaks -------------------------------------------------------------------------------------------------------
 
-    def _speaker(self, call: Foreign) -> _Pigeonhole:
+    def _speaker(self, call: Foreign) -> _SiteQueue:
         if self._tls:
             names = [name.decode(errors="replace") for name in call.auth_context().get("x509_common_name", ())]
         else:
             names = [value for key, value in call.invocation_metadata() if key == grpc_line.NAME]
-        hole = self._holes.get(names[0]) if len(names) == 1 else None
-        if hole is None:
+        site = self._sites.get(names[0]) if len(names) == 1 else None
+        if site is None:
             self._refuse(call, "", f"{', '.join(names)[:SHOWN]!r} is not a site of this run")
-        return hole if self._may(hole) else self._refuse(call, hole.name)
+        return site if self._may(site) else self._refuse(call, site.name)
 
     @contextlib.contextmanager
-    def _silence(self, hole: _Pigeonhole, call: Foreign, method: str) -> Iterator[None]:
+    def _silence(self, site: _SiteQueue, call: Foreign, method: str) -> Iterator[None]:
         """Limits the time until a call sends its first message: only one such call per site and method, so that silent
         callers hold no threads. A new call is turned away, unless the waiting one has had `PROMPT` seconds, or the new
         one alone shows the certificate with which the site last proved its identity."""
         shown, now = _certificate(call), time.monotonic()
         with self._lock:
-            before = hole.silent.get(method)
-            known = before is not None and shown == hole.proved != before.certificate
+            before = site.silent.get(method)
+            known = before is not None and shown == site.proved != before.certificate
             if free := before is None or known or now >= before.since + PROMPT:
-                hole.silent[method] = _Silent(call, now, shown)
+                site.silent[method] = _Silent(call, now, shown)
         if not free:
             call.abort(self._codes.UNAVAILABLE, "another call of this name begins")
         if before is not None:
@@ -328,17 +328,17 @@ class Rpc(Carrier):
             yield
         finally:
             with self._lock:
-                if method in hole.silent and hole.silent[method].call is call:
-                    del hole.silent[method]
+                if method in site.silent and site.silent[method].call is call:
+                    del site.silent[method]
 
-    def _may(self, hole: _Pigeonhole) -> bool:
+    def _may(self, site: _SiteQueue) -> bool:
         with contextlib.suppress(SordinoError):  # a list that cannot be read allows nobody
-            return hole.name in self._keys
+            return site.name in self._keys
         return False
 
-    def _proves(self, hole: _Pigeonhole, challenge: bytes, proof: bytes) -> bool:
+    def _proves(self, site: _SiteQueue, challenge: bytes, proof: bytes) -> bool:
         with contextlib.suppress(SordinoError, KeyError, InvalidSignature):
-            self._keys[hole.name].verify(proof, grpc_line.claim(self._run, hole.name, challenge))
+            self._keys[site.name].verify(proof, grpc_line.claim(self._run, site.name, challenge))
             return True
         return False
 
@@ -349,14 +349,14 @@ class Rpc(Carrier):
         raise AssertionError("abort has raised")
 
 
-def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _measured(site: _SiteQueue, pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Pass on the pieces of a message, measuring the speed of this site's connection."""
     begin, many = time.monotonic(), 0
     for piece in pieces:
         yield piece
         many += len(piece)
         if many >= LONG:
-            hole.carried = many, time.monotonic() - begin
+            site.carried = many, time.monotonic() - begin
 
 
 def _certificate(call: Foreign) -> tuple[bytes, ...]:

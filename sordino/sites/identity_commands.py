@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import Json, Verbs, say
+from sordino.cli import CommandGroup, Json, say
 
-app = Verbs(help="Keys that sign messages, and the list of trusted keys.", no_args_is_help=True)
+app = CommandGroup(help="Keys that sign messages, and the list of trusted keys.", no_args_is_help=True)
 
 List = Annotated[Path, typer.Option("--list", help="List of trusted sites, a TOML file.")]
 DAYS = 365

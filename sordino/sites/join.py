@@ -34,7 +34,7 @@ from sordino.receipts import Receipt, private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import LATE
 from sordino.runs.new_folder import create_folder, environment_of
-from sordino.runs.setup import Setup, Whole
+from sordino.runs.setup import PhaseSetup, RunSetup
 from sordino.runs.witness import needed, place_for
 from sordino.sites import agreement_file
 from sordino.sites.agreement_file import Invitation
@@ -97,9 +97,9 @@ class Proposed:
         return experiment.model_copy(update={"data": experiment.data.model_copy(update=own)})
 
     @cached_property
-    def whole(self) -> Whole:
+    def whole(self) -> RunSetup:
         told = self.invitation
-        return Whole(self.experiment, told.agreement.public(self.experiment, told.declared))
+        return RunSetup(self.experiment, told.agreement.public(self.experiment, told.declared))
 
     @cached_property
     def data(self) -> OwnData:
@@ -160,7 +160,7 @@ class Proposed:
             )
 
 
-class Left(NamedTuple):
+class SiteResult(NamedTuple):
     """Receipt of a site that leaves a run, and whether the run is over."""
 
     receipt: Receipt
@@ -177,7 +177,7 @@ def join(
     stop: Callable[[], bool],
     say: Says = lambda s, why: None,
     hears: Callable[[RunEvent], None] = lambda event: None,
-) -> Left | None:
+) -> SiteResult | None:
     """Take part until the run is over or somebody stops it; None where the site declined. `consent`: asked before the
     site joins for the first time; `hears`: receives each event.
     """
@@ -191,7 +191,7 @@ def join(
         member, log = found
         attend_for(member, asked.invitation, asked.site, asked.options, stop, log.standing(say), TAKEN_IN)
         log(RunEvent(event="over" if member.was_over else "stopped"))
-        return Left(member.receipt(), member.was_over)
+        return SiteResult(member.receipt(), member.was_over)
 
 
 @contextmanager
@@ -252,7 +252,7 @@ def answers_key(asked: Proposed) -> bytes:
     return hmac.digest(asked.options.identity.private_bytes_raw(), f"sordino answers/{accepted}".encode(), "sha256")
 
 
-def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
+def _found(asked: Proposed, whole: RunSetup, data: OwnData) -> None:
     told, agreed = asked.invitation.told, asked.invitation.agreement
     scores = asked.options.shares_scores
     environment = environment_of(whole.experiment, run=told.run)
@@ -350,12 +350,12 @@ def _scores(asked: Proposed) -> str:
     return "scores: this site's exact test scores; no noise covers them"
 
 
-def _method(phase: Setup) -> str:
+def _method(phase: PhaseSetup) -> str:
     name = phase.phase or str(phase.experiment.algorithm.get("name"))
     return f"{name} ({phase.rounds} rounds)"
 
 
-def _leaves(phase: Setup, client: int) -> str:
+def _leaves(phase: PhaseSetup, client: int) -> str:
     """Description of the messages that leave a site in a phase, in a sentence."""
     algorithm = phase.algorithm
     down = algorithm.broadcast(phase.state("server"))
@@ -368,7 +368,7 @@ def _leaves(phase: Setup, client: int) -> str:
     return f"{when}, {times}: a message of {bytes_text(size)}, {_protected(phase, client)}"
 
 
-def _protected(phase: Setup, client: int) -> str:
+def _protected(phase: PhaseSetup, client: int) -> str:
     """Description of the protection of a message at the site; noise is mentioned even where it proves nothing."""
     uplink, read = phase.algorithm.uplink, phase.algorithm.read
     claims = read.claims(phase.algorithm.work, phase.public.sizes[client], 1.0)

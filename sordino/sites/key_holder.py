@@ -23,10 +23,10 @@ from sordino.engine.commands import Accepted, Answer, Begin, Done, End, OpenSum,
 from sordino.engine.executor import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.ledger.files import atomic_write
-from sordino.ledger.ledger import Place
+from sordino.ledger.ledger import LedgerPosition
 from sordino.privacy.uplink.channels import SecretKey
 from sordino.receipts.folder import RunFolder
-from sordino.runs.setup import Whole
+from sordino.runs.setup import RunSetup
 from sordino.runs.witness import state
 from sordino.sites import agreement_file
 from sordino.sites.connecting import InvitedOptions, Responder, Says, attend_for
@@ -76,7 +76,7 @@ class KeyHolder(Responder):
     @property
     def place(self) -> str:
         """Number of sums that were decrypted, and the digest of the newest; empty before the first one."""
-        return str(Place(len(self._opened), [*self._opened.values()][-1])) if self._opened else ""
+        return str(LedgerPosition(len(self._opened), [*self._opened.values()][-1])) if self._opened else ""
 
     @cached_property
     def head(self) -> SignedHead:
@@ -88,7 +88,7 @@ class KeyHolder(Responder):
         """
         if not told:
             return
-        signed = Place.parse(told)
+        signed = LedgerPosition.parse(told)
         if signed.length > len(self._opened) or signed.head not in self._opened.values():
             raise LedgerError(
                 f"this key holder has opened {signed.length} sums of this run, and its folder knows of "
@@ -196,7 +196,7 @@ def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Cal
     invitation = agreement_file.read_invitation(options.invitation, options.with_code)
     agreed = invitation.agreement
     experiment = settled(invitation.experiment, options.rehearsal)
-    whole = Whole(experiment, agreed.public(experiment, invitation.declared))
+    whole = RunSetup(experiment, agreed.public(experiment, invitation.declared))
     folder = options.folder_in(invitation.told.run, HOLDER)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with RunFolder(folder).locked():  # two of them would open two sums of one round

@@ -38,7 +38,7 @@ from sordino.receipts.private import secret_of
 from sordino.receipts.receipt import write_receipt
 from sordino.runs import bundle
 from sordino.runs.declared_data import DeclaredData
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.simulation import clients_of
 from sordino.sites.connecting import Responder
 from sordino.sites.key_holder import pinned
@@ -103,7 +103,7 @@ class Membership(Responder, RequestPolicy):
 
     def _site(self, stage: int) -> Site:
         """Clients of this site, with the states that they had after the last stored answer."""
-        setup: Setup = self.whole.phases[stage]
+        setup: PhaseSetup = self.whole.phases[stage]
         before = self.whole.phases[Operation.stage_of(self.replies.last)]  # whose clients left the last states
         start = before.algorithm.init_client(before.task)
         # phases of a preparation go on from each other's states, and the training from none of them
@@ -196,7 +196,7 @@ class Membership(Responder, RequestPolicy):
             )
             append_line(self._rows_of(setup), json.dumps(row.to_json()))
 
-    def _rows_of(self, setup: Setup) -> Path:
+    def _rows_of(self, setup: PhaseSetup) -> Path:
         """File for the metrics of this site's rounds. With a hidden cohort under real noise it is private: it tells who
         was drawn."""
         if setup.prepares:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from sordino.engine.commands import BEGIN_FIRST, Accepted, Begin, Command, End, Round, Score, read_answer
 from sordino.engine.executor import Answers
 from sordino.errors import SordinoError, UnsoundGuarantee
-from sordino.ledger.ledger import Place
+from sordino.ledger.ledger import LedgerPosition
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.connecting import PARTING
 from sordino.transport.message import Message
@@ -21,7 +21,9 @@ from sordino.transport.sites import FOREVER, SOON, Bodies, Sites, made
 from sordino.tree import Tree
 from sordino.types import Terms
 
-Kept: TypeAlias = dict[str, tuple[int, bytes]]  # by site: how many rounds had left it, and the head of its message
+SignedHeads: TypeAlias = dict[
+    str, tuple[int, bytes]
+]  # by site: how many rounds had left it, and the head of its message
 LEAVE = 10.0  # seconds that a stop leaves to those who are at work on a round
 AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
 
@@ -38,8 +40,8 @@ class RemoteSites(Sites):
     accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
     stopped: Callable[[], bool] = lambda: False  # true where the run shall stop
     repeats: bool = False  # true: a round that is cut short can be played again, so a stop in it loses nothing
-    signed: Kept = field(default_factory=dict)  # the newest head that each site has signed, to be given back
-    keep_signed: Callable[[Kept], None] = lambda signed: None
+    signed: SignedHeads = field(default_factory=dict)  # the newest head that each site has signed, to be given back
+    keep_signed: Callable[[SignedHeads], None] = lambda signed: None
     _gathered: bool = False  # true once all were waited for, before the first round
     _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
@@ -292,7 +294,7 @@ class RemoteSites(Sites):
 
     def _heard(self, peer: str, message: Message) -> None:
         with suppress(ValueError):
-            rounds = Place.parse(message.head.ledger).length
+            rounds = LedgerPosition.parse(message.head.ledger).length
             if rounds > self.signed.get(peer, (0, b""))[0]:
                 self.signed[peer], self._newer = (rounds, message.signed), True
 

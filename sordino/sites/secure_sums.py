@@ -28,10 +28,10 @@ from sordino.engine.commands import Answered, Command, Encrypt, Mask, OpenSum, P
 from sordino.engine.executor import Answers, check_one_broadcast, words_of
 from sordino.errors import ConfigError, SecureError, SordinoError, UnsoundGuarantee, WireError
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.channels import Messages, Opened, Step, Stopwatch, SumAtSites
+from sordino.privacy.uplink.channels import Messages, OpenedSum, Step, Stopwatch, SumAtSites
 from sordino.privacy.uplink.fixed_point import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted
-from sordino.runs.setup import Setup, Whole
+from sordino.runs.setup import PhaseSetup, RunSetup
 from sordino.sampling.draws import Stragglers
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.remote_sites import RemoteSites
@@ -42,7 +42,7 @@ from sordino.tree import Tree
 from sordino.types import Task, Terms
 
 
-def kind_of_sites(setup: Setup) -> Callable[..., RemoteSites]:
+def kind_of_sites(setup: PhaseSetup) -> Callable[..., RemoteSites]:
     """Class that represents the sites of a phase, depending on the secure sum of its uplink."""
     uplink = setup.algorithm.uplink
     check_between_sites(uplink, setup.stragglers, setup.policy.hidden)
@@ -52,7 +52,7 @@ def kind_of_sites(setup: Setup) -> Callable[..., RemoteSites]:
     return partial(kind, algorithm=setup.algorithm, task=setup.task)
 
 
-def peers_of(whole: Whole, agreed: SitesAgreement) -> list[str]:
+def peers_of(whole: RunSetup, agreed: SitesAgreement) -> list[str]:
     """Names of all that answer the server in this run: the sites, and the key holder if there is one."""
     holder = any(held(whole, stage) is not None for stage in range(len(whole.phases)))
     return [*agreed.sites, *([HOLDER] if holder else [])]
@@ -101,7 +101,7 @@ def check_between_sites(uplink: Uplink, stragglers: Stragglers, hidden: bool) ->
         )
 
 
-def check_elsewhere(whole: Whole) -> None:
+def check_elsewhere(whole: RunSetup) -> None:
     """Refuses secure sums in a run whose messages another program carries."""
     if any(phase.algorithm.uplink.secure is not None for phase in whole.phases):
         raise ConfigError(
@@ -137,7 +137,7 @@ class MaskedSum(SumAtSites):
         self._message = wire.encode(sites.header(t), down)
         self._there: dict[str, list[int]] = {}  # who has taken every step until now, by site
 
-    def open(self, noise: Ints | None) -> Opened:
+    def open(self, noise: Ints | None) -> OpenedSum:
         assert noise is None  # under masks the server adds its noise to the sum that it opens
         uplink, run = self._sites.algorithm.uplink, self._sites.header(self._t).run
         assert isinstance(uplink.secure, Aggregated)
@@ -200,7 +200,7 @@ HOLDER = "key-holder"  # the name of the peer that has the key
 INTEGERS = np.dtype("<i8")  # of an opened sum
 
 
-def held(whole: Whole, stage: int) -> Encrypted | None:
+def held(whole: RunSetup, stage: int) -> Encrypted | None:
     """The encryption stage of a phase's uplink, if a separate key holder decrypts its sums; otherwise None."""
     secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
     return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
@@ -268,7 +268,7 @@ class EncryptedSum(SumAtSites):
         self.watch = Stopwatch()
         self._size = words_of(sites.algorithm, sites.task, t, down)
 
-    def open(self, noise: Ints | None) -> Opened:
+    def open(self, noise: Ints | None) -> OpenedSum:
         uplink = self._sites.algorithm.uplink
         assert isinstance(uplink.secure, Encrypted)
         assert uplink.grid is not None

@@ -34,13 +34,13 @@ from sordino.planning.methods import Methods
 from sordino.planning.planner import Planner
 from sordino.receipts import Environment, private
 from sordino.receipts.folder import RunFolder
-from sordino.runs.backend import Backend, Begun, ServerData, ServerRows, examples_of
+from sordino.runs.backend import Backend, ServerData, ServerRows, StartingPoint, examples_of
 from sordino.runs.declared_data import DeclaredData
 from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.public_inputs import check_announced
 from sordino.runs.rounds import patience
-from sordino.runs.setup import Whole, decided
+from sordino.runs.setup import RunSetup, decided
 from sordino.runs.simulation import settle
 from sordino.sites import agreement_file
 from sordino.sites.agreement_file import SERVER, AgreedClient, Invitation, SitesAgreement, invite
@@ -49,7 +49,7 @@ from sordino.sites.event_log import EventLog
 from sordino.sites.grpc_server import Rpc
 from sordino.sites.identity import AllowList
 from sordino.sites.own_data import servers_rows
-from sordino.sites.remote_sites import Kept, RemoteSites
+from sordino.sites.remote_sites import RemoteSites, SignedHeads
 from sordino.sites.secure_sums import check_elsewhere, kind_of_sites, peers_of
 from sordino.tasks.personalise import PLAIN, ways
 from sordino.transport.message import Carrier, Signer
@@ -84,7 +84,7 @@ class SitesBackend(Backend):
     @classmethod
     def of(
         cls,
-        whole: Whole,
+        whole: RunSetup,
         agreed: SitesAgreement,
         post: SitesConnection,
         rows: ServerRows,
@@ -111,7 +111,13 @@ class SitesBackend(Backend):
         return SitesEvaluation(self, tuple(given.models), tuple(given.personal))
 
     def executor(
-        self, folder: Path, place: Path, run: str, begun: Begun | None, public_tensors: Params | None, stack: ExitStack
+        self,
+        folder: Path,
+        place: Path,
+        run: str,
+        begun: StartingPoint | None,
+        public_tensors: Params | None,
+        stack: ExitStack,
     ) -> Executor:
         setup, post = self.setup, self.post
         by_name = not (setup.policy.hidden or setup.promising.everyone_pays)
@@ -179,7 +185,7 @@ class SitesEvaluation:
         return Evaluation(algorithm, evaluator, self.models, asked)(t, server, lambda *_: found)
 
 
-def _signed(file: Path) -> Kept:
+def _signed(file: Path) -> SignedHeads:
     """Newest ledger heads that sites have signed, read from the server's file; none where it cannot be read."""
     try:
         return {site: (many, bytes.fromhex(head)) for site, (many, head) in json.loads(file.read_bytes()).items()}
@@ -187,7 +193,7 @@ def _signed(file: Path) -> Kept:
         return {}
 
 
-def _keep_signed(file: Path, newest: Kept) -> None:
+def _keep_signed(file: Path, newest: SignedHeads) -> None:
     """Writes the ledger heads that sites have signed to a private file: how often a site has answered tells who was
     drawn from a hidden cohort.
     """
@@ -240,7 +246,7 @@ def serve(
     """
     experiment, agreed = settled(options.experiment, options.rehearsal), read_agreement(options.agreement)
     real = experiment.privacy.real
-    whole = Whole(experiment, agreed.public(experiment, DeclaredData(experiment).schema))
+    whole = RunSetup(experiment, agreed.public(experiment, DeclaredData(experiment).schema))
     for phase in whole.phases:
         _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
     Planner(whole.phases[-1]).check_noise()
@@ -313,7 +319,7 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
     return experiment.model_copy(update={"engine": engine.model_copy(update={"checkpoint_every": 1})})
 
 
-def longest(whole: Whole, agreed: SitesAgreement) -> int:
+def longest(whole: RunSetup, agreed: SitesAgreement) -> int:
     """Bytes of the longest message that a site may send: twice the size of its uploads, four times where they are
     summed securely, and `BESIDE` more.
     """

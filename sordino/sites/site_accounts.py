@@ -18,11 +18,11 @@ from sordino.engine.server import FederatedServer
 from sordino.engine.site import broadcasts
 from sordino.errors import LedgerError, PrivacyError, SordinoError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
-from sordino.ledger.ledger import Place, State, of_run
+from sordino.ledger.ledger import LedgerPosition, State, of_run
 from sordino.metrics.evaluation import check_shared
 from sordino.planning.accounts import OpenRound
 from sordino.runs.backend import ServerData
-from sordino.runs.setup import Setup, Whole
+from sordino.runs.setup import PhaseSetup, RunSetup
 from sordino.runs.witness import Witness, needed
 from sordino.transport.message import Signer
 from sordino.transport.request_handler import Operation
@@ -86,7 +86,7 @@ class SiteAccounts:
 
     def __init__(
         self,
-        whole: Whole,
+        whole: RunSetup,
         clients: Sequence[int],
         ledger: Path,
         dataset: str,
@@ -132,7 +132,7 @@ class SiteAccounts:
         if self._witness is None or not self._answered:
             return ""
         newest = self._witness.newest or self.training.ledger.place()
-        return str(Place(len(self._answered), newest.head))
+        return str(LedgerPosition(len(self._answered), newest.head))
 
     def check_returned(self, told: str) -> None:
         """Refuses to go on with a folder that is an older copy, behind a ledger head that this site has signed and the
@@ -140,7 +140,7 @@ class SiteAccounts:
         """
         if self._witness is None or not told:
             return
-        signed = Place.parse(told)
+        signed = LedgerPosition.parse(told)
         answered = len(self._answered)
         knows = self.training.ledger.descends_from(signed.head) or self._witness.has_seen(signed.head)
         if signed.length > answered or not knows:
@@ -262,14 +262,14 @@ class SiteAccounts:
             books.ledger.drawn(books.op(t))
         return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
 
-    def _check_learned(self, phase: Setup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
+    def _check_learned(self, phase: PhaseSetup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
         """Refuses a round, before it is paid for, whose public values (such as adaptive clip radii) are outside the
         bounds of its uplink."""
         if phase.algorithm.uplink.learns:
             for _, down in broadcasts(phase.algorithm, phase.task, phase.header(self._run), command, messages):
                 phase.algorithm.uplink.at(command.t, down)
 
-    def _phase(self, stage: int) -> tuple[Setup, FederatedServer]:
+    def _phase(self, stage: int) -> tuple[PhaseSetup, FederatedServer]:
         if not 0 <= stage < len(self._books):
             raise UnsoundGuarantee(
                 f"{ASKS} phase {stage} of a run with {len(self._books)} phases",
@@ -301,7 +301,7 @@ class SiteAccounts:
         """Refuses a server whose ledger was replaced by an older copy. `told`: number and hash of its last record; a
         ledger only grows, so the number may not be smaller than before, nor the hash another one at the same number."""
         try:
-            now = Place.parse(told)
+            now = LedgerPosition.parse(told)
         except ValueError:
             raise UnsoundGuarantee(
                 "the server does not state the head of its ledger",
@@ -309,7 +309,7 @@ class SiteAccounts:
                 fix=KEEP_TO,
                 code="no-ledger-place",
             ) from None
-        before = Place.parse(self._seen.read_text(encoding="utf-8")) if self._seen.exists() else Place(0, "")
+        before = LedgerPosition.parse(self._seen.read_text(encoding="utf-8") if self._seen.exists() else "0:")
         if now.length < before.length or (now.length == before.length and now != before):
             raise LedgerError(
                 "the server's ledger went back",

@@ -363,7 +363,7 @@ def seeded(drawn: Tensor) -> Iterator[None]:
             yield
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     total = 0
 
     @classmethod
@@ -383,6 +383,6 @@ def count_flops(forward: Callable[[], object]) -> int:
     """Floating-point operations of a forward pass, by torch's own formulas, without importing torch's compiler, which
     would take a second in every process.
     """
-    with _Counting() as counting, torch.no_grad():  # type: ignore[no-untyped-call]
+    with _FlopCounter() as counting, torch.no_grad():  # type: ignore[no-untyped-call]
         forward()
     return int(counting.total)

@@ -45,7 +45,7 @@ def made(bodies: Bodies) -> Sequence[bytes]:
 
 
 @dataclass
-class _Out:
+class _OpenMessage:
     """Message that was sent and not answered yet."""
 
     peer: str
@@ -65,7 +65,7 @@ class Sites(Executor):
     told: Callable[[Any, int], Any] | None = None  # what of the broadcast each client gets; None: all get the same
     patience: Patience = Patience()
     most: int | None = None  # clients that one message may ask; None: all of a site
-    _out: dict[int, _Out] = field(default_factory=dict)  # by ticket
+    _out: dict[int, _OpenMessage] = field(default_factory=dict)  # by ticket
     _tickets: dict[int, int] = field(default_factory=dict)  # of messages that were sent again: the first one's
     _came: dict[int, Message | SordinoError] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)  # tickets whose answers are waited for
@@ -262,7 +262,7 @@ class Sites(Executor):
         write = self._writer(peer, command, bodies, digest=digest)
         self._moved[peer] = time.monotonic()
         ticket = self.carrier.send(peer, write)
-        self._out[ticket] = _Out(peer, write)
+        self._out[ticket] = _OpenMessage(peer, write)
         self._tickets[ticket] = ticket
         self._wanted.add(ticket)
         return ticket
@@ -308,7 +308,7 @@ class Sites(Executor):
                 self._moved[out.peer] = time.monotonic()
                 self._settled(ticket, message)
 
-    def _read(self, out: _Out, data: bytes) -> Message:
+    def _read(self, out: _OpenMessage, data: bytes) -> Message:
         message = self.signer.read(data)
         if message.head.sender != out.peer or message.head.stage != self.stage:
             raise WireError("an answer to another message came", fix="ignore it", code="other-answer")

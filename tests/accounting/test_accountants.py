@@ -20,8 +20,8 @@ from sordino.accounting.events import (
     Event,
     Gaussian,
     Laplace,
+    NoAccess,
     NonPrivate,
-    Nothing,
     Poisson,
     Repeat,
     Together,
@@ -198,7 +198,7 @@ KINDS: dict[str, Event] = {
     "gaussians on one sample": Poisson(0.1, Together((Gaussian(2.0), Repeat(Gaussian(3.0), 2)))),
     "everybody sampled": Poisson(1.0, Gaussian(2.0)),
     "both noises": Together((Gaussian(3.0), Laplace(4.0))),
-    "nothing": Nothing(),
+    "nothing": NoAccess(),
 }
 
 
@@ -228,7 +228,7 @@ def test_counting_equals_composing_n_times(event: Event) -> None:
 
 
 def test_gaussians_add_up_to_one_gaussian() -> None:
-    parts = Together((Gaussian(3.0), Repeat(Gaussian(4.0), 2), Nothing()))
+    parts = Together((Gaussian(3.0), Repeat(Gaussian(4.0), 2), NoAccess()))
     z = (1 / 9 + 2 / 16) ** -0.5
     for name in ("gdp", "rdp", "pld"):
         assert by(name, parts, 1e-6) == pytest.approx(by(name, Gaussian(z), 1e-6), rel=1e-9)

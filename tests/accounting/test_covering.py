@@ -18,7 +18,17 @@ import pytest
 from sordino.accounting import statement as statements
 from sordino.accounting.claims import UNITS, Claim, Neighbours, Status, Subject, Unit
 from sordino.accounting.composition import bounded, cost, covered, note, steps, two_steps
-from sordino.accounting.events import Event, Gaussian, Laplace, NonPrivate, Nothing, Once, Poisson, Repeat, Response
+from sordino.accounting.events import (
+    DrawnOnce,
+    Event,
+    Gaussian,
+    Laplace,
+    NoAccess,
+    NonPrivate,
+    Poisson,
+    Repeat,
+    Response,
+)
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee, epsilons, statement
 
@@ -121,8 +131,8 @@ def stated(*releases: Sequence[Claim]) -> dict[tuple[str, str], Guarantee]:
 
 RAW = (claim("example", "replace", NonPrivate("raw rows")), claim("client", "replace", NonPrivate("raw upload")))
 PIXELS = (
-    claim("pixel", "replace", Once("values", Response(5.0, 21))),
-    claim("image", "replace", Once("images", Repeat(Response(5.0, 21), 64))),
+    claim("pixel", "replace", DrawnOnce("values", Response(5.0, 21))),
+    claim("image", "replace", DrawnOnce("images", Repeat(Response(5.0, 21), 64))),
     claim("example", "replace", NonPrivate("labels")),
     claim("client", "replace", NonPrivate("raw upload")),
 )
@@ -192,7 +202,7 @@ def test_a_sample_that_cannot_be_stretched_is_summed() -> None:
 
 def test_what_is_never_seen_costs_no_detour() -> None:
     """A claim that nothing is seen, as of a secure sum, in two steps of a part beside plain noise."""
-    rows = stated((claim("example", "zero_out", Nothing()),), (claim("example", "replace", Gaussian(2.0)),))
+    rows = stated((claim("example", "zero_out", NoAccess()),), (claim("example", "replace", Gaussian(2.0)),))
     assert rows["example", "replace"].accountant == "gdp"
     assert rows["example", "replace"].epsilon == pytest.approx(epsilon_of(1 / 2, DELTA), rel=1e-9)
 

@@ -16,8 +16,8 @@ from sordino.accounting.events import (
     Event,
     Gaussian,
     Laplace,
+    NoAccess,
     NonPrivate,
-    Nothing,
     Poisson,
     Repeat,
     Together,
@@ -34,7 +34,7 @@ _events = st.recursive(
         st.builds(Gaussian, _noise),
         st.builds(Laplace, _noise),
         st.builds(NonPrivate, st.text(max_size=5)),
-        st.just(Nothing()),
+        st.just(NoAccess()),
     ),
     lambda inner: st.one_of(
         st.builds(Poisson, st.floats(1e-6, 1.0), inner),
@@ -58,10 +58,10 @@ def test_compact_keeps_every_leaf(events: list[Event]) -> None:
 
 
 def test_counts_multiply() -> None:
-    nested = Repeat(Together((Gaussian(1.0), Repeat(Gaussian(1), 2), Laplace(1.0), Nothing())), 5)
+    nested = Repeat(Together((Gaussian(1.0), Repeat(Gaussian(1), 2), Laplace(1.0), NoAccess())), 5)
     assert leaves(nested) == {Gaussian(1.0): 15, Laplace(1.0): 5}
     assert compact([nested]) == Together((Repeat(Gaussian(1.0), 15), Repeat(Laplace(1.0), 5)))
-    assert compact([]) == Nothing()
+    assert compact([]) == NoAccess()
 
 
 def test_equal_events_have_equal_json() -> None:

@@ -22,7 +22,7 @@ from sordino.accounting.events import Event, Gaussian, NonPrivate, leaves
 from sordino.accounting.statement import Guarantee, statement
 from sordino.errors import LedgerError
 from sordino.ledger.books import Caps
-from sordino.ledger.ledger import Each, Ledger, LedgerScope
+from sordino.ledger.ledger import EqualCaps, Ledger, LedgerScope
 
 
 # statements: every history once ---------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def disagreements(asked: list[dict[str, Amount]], own: Amount | None, total: Amo
     single = {} if own is None else {"1": own, "9": own}
     listed = {str(k): (6,) for k in range(4)} | single
     with (
-        Ledger.open(":memory:", SCOPE, single, total, Each(4, (6,))) as short,
+        Ledger.open(":memory:", SCOPE, single, total, EqualCaps(4, (6,))) as short,
         Ledger.open(":memory:", SCOPE, listed, total) as long,
     ):
         both = [
@@ -202,7 +202,7 @@ def test_a_ledger_that_forgets_some_caps_is_caught(
 
 def test_a_ledger_that_overspent_for_everyone_is_refused() -> None:
     """`check` looks at clients that never paid for themselves, too."""
-    with Ledger.open(":memory:", SCOPE, each=Each(1000, (6,))) as ledger:
+    with Ledger.open(":memory:", SCOPE, each=EqualCaps(1000, (6,))) as ledger:
         body = {"charges": [[[7], ["*"]]], "kind": "reserved", "note": "", "op": "op", "plan": "", "refused": []}
         with ledger._turn():
             ledger._append(body)
@@ -211,7 +211,7 @@ def test_a_ledger_that_overspent_for_everyone_is_refused() -> None:
 
 
 def test_caps_for_a_million_are_one_line_in_the_file(tmp_path: Path) -> None:
-    place, each = tmp_path / "ledger", Each(10**6, (6,))
+    place, each = tmp_path / "ledger", EqualCaps(10**6, (6,))
     with Ledger.open(place, SCOPE, each=each) as ledger:
         assert ledger.reserve("op", {"999999": (6,), "1000000": (7,)}, b"") == {"999999", "1000000"}
         assert ledger.reserve("more", {"999999": (1,), "5": (7,), "1000000": (7,)}, b"") == {"1000000"}
@@ -223,7 +223,7 @@ def test_caps_for_a_million_are_one_line_in_the_file(tmp_path: Path) -> None:
     assert place.stat().st_size < 50_000
     with Ledger.open(place, SCOPE, each=each) as again:
         assert again.remaining("999999") == (0,)
-    for other in (Each(10**6, (7,)), Each(10**6 + 1, (6,)), None):
+    for other in (EqualCaps(10**6, (7,)), EqualCaps(10**6 + 1, (6,)), None):
         with pytest.raises(LedgerError) as refused:
             Ledger.open(place, SCOPE, each=other)
         assert refused.value.code == "ledger-caps-changed"

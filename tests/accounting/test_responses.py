@@ -18,12 +18,12 @@ from sordino.accounting.accountants import best, bounds, epsilon_by
 from sordino.accounting.claims import Claim
 from sordino.accounting.composition import note
 from sordino.accounting.events import (
+    DrawnOnce,
     Event,
     Gaussian,
     Laplace,
+    NoAccess,
     NonPrivate,
-    Nothing,
-    Once,
     Poisson,
     Repeat,
     Response,
@@ -38,16 +38,16 @@ from sordino.errors import InvalidBudget, UnsupportedEvent
 from sordino.privacy.readers.responses import composed_delta, flip_probability, keep_probability
 from tests.accounting.priced import to_dp_event
 
-A, B = Once("a", Repeat(Response(5.0, 21), 3)), Once("b", Repeat(Response(5.0, 21), 3))
+A, B = DrawnOnce("a", Repeat(Response(5.0, 21), 3)), DrawnOnce("b", Repeat(Response(5.0, 21), 3))
 _events = st.recursive(
     st.one_of(
         st.builds(Response, st.floats(0.01, 50.0), st.integers(2, 30)),
         st.builds(Gaussian, st.floats(0.1, 9.0)),
         st.builds(NonPrivate, st.text(max_size=3)),
-        st.just(Nothing()),
+        st.just(NoAccess()),
     ),
     lambda inner: st.one_of(
-        st.builds(Once, st.sampled_from(["a", "b"]), inner),
+        st.builds(DrawnOnce, st.sampled_from(["a", "b"]), inner),
         st.builds(Poisson, st.floats(0.1, 1.0), inner),
         st.builds(Repeat, inner, st.integers(1, 5)),
         st.builds(Together, st.lists(inner, max_size=3).map(tuple)),
@@ -80,19 +80,19 @@ def test_compact_keeps_every_leaf_also_when_done_twice(events: list[Event]) -> N
 @given(_events, st.integers(1, 9), st.integers(1, 9))
 @settings(max_examples=50, deadline=None)
 def test_what_was_drawn_once_counts_once_however_often_it_is_seen(event: Event, rounds: int, again: int) -> None:
-    once = Once("answers", event)
+    once = DrawnOnce("answers", event)
     wanted = leaves(once)
     for seen in (Repeat(once, rounds), Together((once,) * rounds), Together((Repeat(once, again), once))):
         assert leaves(seen) == leaves(Repeat(seen, again)) == wanted
         assert compact([seen] * again) == once
-    assert leaves(Once("answers", Once("answers", event))) == wanted
+    assert leaves(DrawnOnce("answers", DrawnOnce("answers", event))) == wanted
 
 
 def test_names_tell_draws_apart() -> None:
     """Two names are two draws; so are two events under one name: a name is no licence to forget another event."""
     assert leaves(Together((A, B, A))) == {Response(5.0, 21): 6}
     assert compact([A, B, A, B]) == Together((A, B))
-    other = Once("a", Response(1.0, 10))
+    other = DrawnOnce("a", Response(1.0, 10))
     assert leaves(Together((A, other, A))) == {Response(5.0, 21): 3, Response(1.0, 10): 1}
     assert by("pure", Repeat(Together((A, B)), 7), 0) == 30.0
     assert by("pure", Repeat(A.event, 7), 0) == 7 * 15.0  # drawn afresh: they add up
@@ -128,8 +128,8 @@ def test_no_response_among_one_value(bad: Any) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Once(3, A),  # type: ignore[arg-type]
-        lambda: Once("a", 3),  # type: ignore[arg-type]
+        lambda: DrawnOnce(3, A),  # type: ignore[arg-type]
+        lambda: DrawnOnce("a", 3),  # type: ignore[arg-type]
         lambda: from_json({"kind": "once", "name": "a"}),
         lambda: from_json({"kind": "once", "name": "a", "event": {"kind": "response", "epsilon": 1.0}}),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 
 
 @pytest.fixture
@@ -13,9 +13,9 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Noise of size zero; its planned deviations, in the order in which it was drawn."""
     drawn: list[float] = []
 
-    def noisy(self: System, law: object, values: torch.Tensor, scale: float) -> torch.Tensor:
+    def noisy(self: SystemNoise, law: object, values: torch.Tensor, scale: float) -> torch.Tensor:
         drawn.append(scale)
         return values.double()
 
-    monkeypatch.setattr(System, "noisy", noisy)
+    monkeypatch.setattr(SystemNoise, "noisy", noisy)
     return drawn

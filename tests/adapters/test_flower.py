@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sordino.adapters.flower import PrivateStrategy, private_mod, serve, site_app
 from sordino.errors import SordinoError, WireError
 from sordino.ledger.ledger import State
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 from sordino.sites import elsewhere
 from tests.adapters.malformed import MODEL, files, malformed, npy
 from tests.adapters.test_private_uplink import TERMS, ZERO, of_client, states
@@ -214,7 +214,7 @@ def test_coins_draw_a_cohort_and_the_divisor_stays(flwr: None, silent: list[floa
 def test_a_round_in_which_nobody_is_drawn_is_noised_and_paid(
     flwr: None, silent: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(System, "coins", lambda self, count, rate: torch.zeros(count, dtype=torch.bool))
+    monkeypatch.setattr(SystemNoise, "coins", lambda self, count, rate: torch.zeros(count, dtype=torch.bool))
     asked = strategy(tmp_path, [1, 2], clients=5, rate=0.5, rounds=1)
     with pytest.raises(SordinoError):  # two of five: the strategy must ask everybody
         asked.configure_train(1, ARRAYS, None, grid(5))  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.udp import udp
 from sordino.errors import ConfigError, InvalidBudget, UnsoundGuarantee
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.uplink.as_published import Beside, Discounted, OwnNorm, UpdateLevel, UserLevel
+from sordino.privacy.uplink.as_published import Discounted, OneFieldAsPublished, OwnNorm, UpdateLevel, UserLevel
 from sordino.privacy.uplink.stages import ClipLayers, OneField
 from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Bound, Grant, Received
@@ -159,7 +159,13 @@ def test_what_is_stated_and_what_its_rounds_add_up_to() -> None:
     assert UserLevel().stated(300, DELTA, 500) == pytest.approx((10.0, epsilon_of(5.22, DELTA)), rel=2e-3)
     assert UserLevel().stated(300, DELTA, 500).composed == pytest.approx(35.2, abs=0.1)
     assert UserLevel(horizon=300).stated(300, DELTA, 500).composed == pytest.approx(10.5, abs=0.05)
-    for stage in (OwnNorm(), OwnNorm(clip=1.0, sigma=1.0), UpdateLevel(), UserLevel(), Beside(OwnNorm(), "delta")):
+    for stage in (
+        OwnNorm(),
+        OwnNorm(clip=1.0, sigma=1.0),
+        UpdateLevel(),
+        UserLevel(),
+        OneFieldAsPublished(OwnNorm(), "delta"),
+    ):
         assert len(stage.reasons) >= 2
         assert stage.bound(Bound(1.0, 1.0), 10) == Bound()  # it bounds nothing
 
@@ -358,7 +364,7 @@ def test_as_published_nothing_is_proved(made: Any) -> None:
 
 def test_the_oracle_leaves_no_variant_its_promise() -> None:
     """Exact client state beside the update: noise needs a bound that is not there any more."""
-    assert isinstance(cuag_pfl("published", server_state="oracle").uplink.as_published, Beside)
+    assert isinstance(cuag_pfl("published", server_state="oracle").uplink.as_published, OneFieldAsPublished)
     for variant in ("central_client", "local_client", "local_sample"):
         with pytest.raises(UnsoundGuarantee) as refusal:
             cuag_pfl(variant, server_state="oracle")

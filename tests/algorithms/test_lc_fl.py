@@ -21,7 +21,7 @@ from sordino.algorithms.fedavg import FedAvg, Server, Up
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
 from sordino.engine import wire
 from sordino.errors import ConfigError, NonFiniteModel
-from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, SystemNoise
 from sordino.privacy.uplink import Uplink, rules
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flagged
 from sordino.privacy.uplink.stages import Weigh
@@ -153,7 +153,7 @@ def laplace(x: Tensor, beta: float) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [Counter(5), System()], ids=["counter", "system"])
+@pytest.mark.parametrize("source", [Counter(5), SystemNoise()], ids=["counter", "system"])
 def test_fifty_equal_clients_as_published(source: NoiseSource) -> None:
     """beta = 2 * 0.1 * max w / 10 = 4e-4 in the mean, whether flags decide or not; a tenth more or less would be seen,
     and so would other noise.

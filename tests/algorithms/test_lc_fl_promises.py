@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.accounting.accountants import epsilon_by, sampled_multiplier
-from sordino.accounting.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, from_json
+from sordino.accounting.events import DrawnOnce, Event, Gaussian, Laplace, Poisson, Repeat, from_json
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
 from sordino.audits.lower_bounds import Outputs, epsilon_lost, tuned
@@ -169,7 +169,7 @@ def test_rigorous_lc_fl_makes_two_promises(rigorous: Ended) -> None:
         assert row["accountants"]["pure"] == pytest.approx(most)
         assert row["epsilon"] < most
         assert row["status"] == "proved"
-        assert from_json(row["event"]) == Once(f"responses of {unit}", from_json(row["event"]["event"]))
+        assert from_json(row["event"]) == DrawnOnce(f"responses of {unit}", from_json(row["event"]["event"]))
     client = rows["client", "participants"]
     assert client["neighbours"] == "zero_out"
     assert client["status"] == "proved"

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from sordino.accounting.composition import note
-from sordino.accounting.events import Once, Repeat, Response, from_json
+from sordino.accounting.events import DrawnOnce, Repeat, Response, from_json
 from sordino.accounting.statement import Guarantee, statement
 from sordino.engine.client_states import PreparedShards, Shards
 from sordino.errors import ConfigError, DomainError, SordinoError
@@ -116,7 +116,7 @@ def test_answers_of_every_round_cost_in_every_round(seen: dict[int, set[bytes]],
         assert row["accountants"]["pure"] == (5.0 * most if again else 5.0)
         image = from_json(rows_of(ended.receipt.to_json())["image", "public"]["event"])
         value = Response(5.0, 21)
-        assert image == (Repeat(value, 64 * most) if again else Once("responses of image", Repeat(value, 64)))
+        assert image == (Repeat(value, 64 * most) if again else DrawnOnce("responses of image", Repeat(value, 64)))
         assert not verify(tmp_path / redraw)
 
 

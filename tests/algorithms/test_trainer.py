@@ -333,9 +333,9 @@ def test_a_fresh_process_needs_forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_attack_s_control_is_handed_the_rows_too() -> None:
     """The same run without protection still asks for rows."""
-    from sordino.audits.replay import Bare
+    from sordino.audits.replay import UnprotectedRounds
 
-    bare = Bare(simulated(BY_NAME["trainer"].experiment()))
+    bare = UnprotectedRounds(simulated(BY_NAME["trainer"].experiment()))
     assert isinstance(bare.algorithm.read, FunctionReader)
     assert bare.round().together is not None
 

@@ -26,7 +26,7 @@ from sordino.attacks.methods.inversion import (
 )
 from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, gradient, label_counts, labels_of, likeness
 from sordino.audits.noise_sources import Silent
-from sordino.results.findings import Assault
+from sordino.results.findings import AttackResults
 from sordino.tasks.nets import NETS, mlp
 from sordino.tasks.supervised import Classification
 from sordino.types import NoiseSource, Params
@@ -155,7 +155,7 @@ def test_a_verdict_needs_an_attack_with_power() -> None:
 # ---------------------------------------------------------------- a whole run
 
 
-def attacked(by: Adversary | None = None, **more: object) -> Assault:
+def attacked(by: Adversary | None = None, **more: object) -> AttackResults:
     table = {
         "rounds": 2,
         "partition": {"scheme": "iid", "clients": 3},

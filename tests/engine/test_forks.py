@@ -21,7 +21,7 @@ from sordino.engine.forks import Fork, Forks, ForksWork, SpeedSoFar, Templates, 
 from sordino.fast import parallel
 from sordino.fast.factored import ClientRows, Matrix, Scaled, Span
 from sordino.fast.parallel import Ends, ProcessMessage, apart, whole
-from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, SystemNoise
 from sordino.types import NoiseSource
 from tests.laws.cases import BY_NAME, Case
 from tests.laws.traces import Trace, differences, finished
@@ -232,7 +232,7 @@ def test_a_fork_ends_with_its_asker_and_holds_nothing_open(tmp_path: Path) -> No
     assert os.waitpid(fork.pid, 0)[0] == fork.pid
 
 
-@pytest.mark.parametrize(("source", "shared"), [(System(), False), (Counter(1), True)], ids=["real", "seeded"])
+@pytest.mark.parametrize(("source", "shared"), [(SystemNoise(), False), (Counter(1), True)], ids=["real", "seeded"])
 def test_real_noise_of_a_fork_is_its_own(source: NoiseSource, shared: bool) -> None:
     """Also where the asker has drawn from it before; seeded noise is the same, and so shows what would be seen."""
     source.words(4)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sordino.fast.factored import Product, dense
 from sordino.fast.row_sums import ROWS, RowSum, of_positions, wide
 from sordino.privacy.noise import GaussianNoise
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 from sordino.privacy.readers.layer_gradients import Elementwise, Lookup, OuterProduct, Positions, Side
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.types import Examples, Params
@@ -85,7 +85,7 @@ def moved(way: Callable[[Tensor], Tensor], seen: Callable[[Tensor], Tensor]) -> 
 @pytest.mark.parametrize("way", ways().values(), ids=ways())
 def test_a_row_moves_what_is_noised_by_what_it_adds(way: Callable[[Tensor], Tensor]) -> None:
     # real noise that is small: 40 deviations are far below what float32 moves
-    noised = partial(GaussianNoise().add, scale=1e-4, source=System())
+    noised = partial(GaussianNoise().add, scale=1e-4, source=SystemNoise())
     assert moved(way, noised) == pytest.approx(1.0, abs=40 * 1e-4 * 2**0.5)
     assert moved(way, wide) == pytest.approx(1.0, abs=1e-6)
     assert way(rows(0.5)).dtype == torch.float32  # in which seeded noise is drawn

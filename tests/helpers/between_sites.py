@@ -19,7 +19,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
 from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.play import Ended, play
-from sordino.runs.setup import Whole, decided
+from sordino.runs.setup import RunSetup, decided
 from sordino.runs.simulation import settle, simulated
 from sordino.sites import remote_sites
 from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
@@ -74,7 +74,7 @@ class Federated:
         )
         self.agreed = SitesAgreement(format=1, data=Announced(**population.public.about), clients=clients)
         self.environment = environment_of(self.experiment)
-        whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
+        whole = RunSetup(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
         peers = peers_of(whole, self.agreed)
         for name in (SERVER, *peers):
             self.keys.setdefault(name, Ed25519PrivateKey.generate())
@@ -96,7 +96,7 @@ class Federated:
     def member(self, site: str) -> Membership:
         """A site as it stands in its folder: call it again, and it has been restarted."""
         whole, population = (
-            Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema)),
+            RunSetup(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema)),
             self.simulation.population,
         )
         which, folder = self.agreed.sites[site], self.place / site
@@ -117,7 +117,7 @@ class Federated:
         self.members.pop(site).close()
 
     def half(self, carrier: Carrier) -> SitesBackend:
-        whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
+        whole = RunSetup(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
         post = SitesConnection(carrier, self.signer(SERVER), self.patience, self._note)
         population = self.simulation.population
         return SitesBackend.of(

@@ -32,7 +32,7 @@ from sordino.data.dataset import Dataset
 from sordino.engine.site import Site
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import Ledger
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, spending
 from sordino.receipts.verify import verify
@@ -100,11 +100,11 @@ def same_noise(stream: int) -> Iterator[None]:
     """The operating system's noise, the same in every run with this number."""
     generator = np.random.Generator(np.random.PCG64(stream))
 
-    def words(self: System, count: int) -> Any:
+    def words(self: SystemNoise, count: int) -> Any:
         return generator.integers(0, 1 << 64, count, dtype=np.uint64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(System, "_words", words)
+        patch.setattr(SystemNoise, "_words", words)
         yield
 
 

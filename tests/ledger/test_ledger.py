@@ -16,7 +16,7 @@ from hypothesis.errors import NoSuchExample
 
 from sordino.accounting.claims import UNIT, Amount, Currency
 from sordino.errors import LedgerError
-from sordino.ledger.books import Books, Place
+from sordino.ledger.books import Books, LedgerPosition
 from sordino.ledger.ledger import Ledger, State
 from tests.ledger.ledger_workers import Model, World, folder_in_memory
 from tests.ledger.small import ONE, SCOPE, TENTH, code_of
@@ -332,10 +332,10 @@ def test_a_closed_or_forked_ledger_says_so(ledger: Ledger, monkeypatch: pytest.M
 
 
 def test_a_place_is_read_as_it_was_written(ledger: Ledger) -> None:
-    assert Place.parse(str(ledger.place())) == ledger.place() == Place(1, ledger.head())
+    assert LedgerPosition.parse(str(ledger.place())) == ledger.place() == LedgerPosition(1, ledger.head())
 
 
 @pytest.mark.parametrize("text", ["", "5", ":ab", "one:ab", "1.5:ab", "1:2:ab"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # of int, or of unpacking
-        Place.parse(text)
+        LedgerPosition.parse(text)

@@ -16,7 +16,7 @@ from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts.receipt import opened
-from sordino.runs.setup import Setup, Whole
+from sordino.runs.setup import PhaseSetup, RunSetup
 from sordino.runs.simulation import simulated
 from sordino.synthesis import generators
 from sordino.synthesis.slaug import prepare
@@ -26,10 +26,10 @@ from tests.helpers.prepared_runs import CLASSES, CLIENTS, COHORT, ROUNDS, rows_o
 
 
 # what it costs --------------------------------------------------------------------------------------------------------
-def built(planned: PlannedPhase) -> Setup:
+def built(planned: PlannedPhase) -> PhaseSetup:
     """The training with its model, of which a receipt needs none."""
     whole = planned.whole
-    return Whole(whole.experiment, whole.public, whole.agreed).phases[-1]
+    return RunSetup(whole.experiment, whole.public, whole.agreed).phases[-1]
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ DEPLOYED = [
     one(
         "who has a certificate of a site's name fetches its messages",
         "sites/grpc_server.py",
-        "        if not self._proves(hole, challenge, proof):",
+        "        if not self._proves(site, challenge, proof):",
         "        if False:",
         "tests/sites/test_strangers.py::test_a_twin_with_a_certificate_of_the_same_name_fetches_nothing_and_displaces_nobody",
     ),

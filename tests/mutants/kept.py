@@ -274,7 +274,7 @@ KEPT = [
     one(
         "delta is held against the noise that a budget pays for alone",
         "planning/prices.py",
-        "return [claim for claim in made if claim.finite and claim.event != Nothing()]",
+        "return [claim for claim in made if claim.finite and claim.event != NoAccess()]",
         "return []",
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start["
         "delta of more than one over the images, under randomised response]",

@@ -19,7 +19,7 @@ from scipy.stats import norm
 
 from sordino.accounting.claims import UNIT
 from sordino.planning.calculator import Question, answer, ask, asked, bought, enough_for
-from sordino.planning.planner import Enough, enough, warning, ways_out
+from sordino.planning.planner import SmallestFederation, enough, warning, ways_out
 from tests.helpers.planned import Table
 
 quick = settings(deadline=None, derandomize=True, max_examples=40)
@@ -91,7 +91,7 @@ def test_more_clients_are_never_noisier(q: Question, times: int) -> None:
         assert after[what].participations == before[what].participations
 
 
-Search = Callable[..., Enough | None]
+Search = Callable[..., SmallestFederation | None]
 
 
 def check_enough(q: Question, search: Search) -> None:
@@ -136,13 +136,15 @@ def test_enough_clients_are_enough_and_no_more(question: Question) -> None:
 
 
 def test_the_check_finds_a_search_that_forgets_something() -> None:
-    def forgets_delta(below: float, clients: int, cohort: float, delta: float, units: int, *rest: Any) -> Enough | None:
+    def forgets_delta(
+        below: float, clients: int, cohort: float, delta: float, units: int, *rest: Any
+    ) -> SmallestFederation | None:
         found = enough(below, clients, cohort, delta, units, *rest)
         return found and found._replace(delta=delta)
 
     def forgets_the_square(
         below: float, clients: int, cohort: float, delta: float, units: int, power: int, ratio: Any
-    ) -> Enough | None:
+    ) -> SmallestFederation | None:
         return enough(below, clients, cohort, delta, units, 1, ratio)  # fmt: skip
 
     with pytest.raises((AssertionError, ValueError)):

@@ -25,7 +25,7 @@ from sordino.accounting.accountants import best
 from sordino.audits.lower_bounds import Outputs, epsilon_lost, mu_lost
 from sordino.audits.noise_sources import Weak
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Stage
@@ -70,7 +70,7 @@ def from_reader(
     reader: NoisyGradient,
     multiplier: float,
     draws: int,
-    source: Callable[[], NoiseSource] = System,
+    source: Callable[[], NoiseSource] = SystemNoise,
     work: LocalWork = ONCE,
 ) -> Outputs:
     """Every coordinate is a worst-case pair of its own: example j alone has a gradient along coordinate j, far beyond
@@ -114,7 +114,7 @@ def test_a_gaussian_reader_loses_no_more_than_it_claims(neighbours: str, mu: flo
 @pytest.mark.parametrize(("mu", "draws"), [(4.0, SOME), (1.0, MANY), (4.0, MANY)])
 def test_noise_ten_percent_short_is_flagged(mu: float, draws: int) -> None:
     reader = NoisyGradient(0.7)
-    outputs = from_reader(reader, 1 / mu, draws, lambda: Weak(System(), 1.1))
+    outputs = from_reader(reader, 1 / mu, draws, lambda: Weak(SystemNoise(), 1.1))
     assert mu_lost(outputs) > claimed_mu(reader.claims(ONCE, 500, 1 / mu))
 
 
@@ -145,7 +145,7 @@ def test_a_laplace_reader_loses_no_more_than_it_claims() -> None:
     claimed = best(claim.event, 0, claim.neighbours).epsilon
     lost = epsilon_lost(from_reader(reader, 1 / epsilon, MANY), threshold=1.0, delta=0)
     assert 0.9 * epsilon < lost <= claimed
-    weak = from_reader(reader, 1 / epsilon, MANY, lambda: Weak(System(), 1.1))
+    weak = from_reader(reader, 1 / epsilon, MANY, lambda: Weak(SystemNoise(), 1.1))
     assert epsilon_lost(weak, threshold=1.0, delta=0) > claimed
 
 
@@ -157,7 +157,7 @@ def test_a_poisson_reader_loses_no_more_than_it_claims() -> None:
     claimed = best(claim.event, delta, claim.neighbours).epsilon
     lost = epsilon_lost(from_reader(reader, multiplier, MANY), threshold, delta)
     assert 0.8 * claimed < lost <= claimed
-    weak = from_reader(reader, multiplier, SOME, lambda: Weak(System(), 1.1))
+    weak = from_reader(reader, multiplier, SOME, lambda: Weak(SystemNoise(), 1.1))
     assert epsilon_lost(weak, threshold, delta) > claimed
     unsampled = replace(reader, rate=1.0)  # the twin: everybody is read, a sample is claimed
     assert epsilon_lost(from_reader(unsampled, multiplier, FEW), threshold, delta) > claimed
@@ -211,8 +211,8 @@ def audit_uplink(neighbours: str, central: bool, mu: float, draws: int, factor: 
     uplink, release = gaussian(neighbours, central=central), from_server if central else from_client
     assert claimed_mu(claims_of(uplink, 1 / mu)) == pytest.approx(mu)
     return (
-        mu_lost(release(uplink, 1 / mu, draws, System())),
-        mu_lost(release(uplink, 1 / mu, draws, Weak(System(), factor))),
+        mu_lost(release(uplink, 1 / mu, draws, SystemNoise())),
+        mu_lost(release(uplink, 1 / mu, draws, Weak(SystemNoise(), factor))),
     )
 
 
@@ -232,4 +232,4 @@ def test_noise_three_percent_short_is_flagged_by_many_more_draws() -> None:
     reader, mu, draws = NoisyGradient(0.7), 2.0, 4 * MANY
     claimed = claimed_mu(reader.claims(ONCE, 500, 1 / mu))
     assert mu_lost(from_reader(reader, 1 / mu, draws)) <= claimed
-    assert mu_lost(from_reader(reader, 1 / mu, draws, lambda: Weak(System(), 1.03))) > claimed
+    assert mu_lost(from_reader(reader, 1 / mu, draws, lambda: Weak(SystemNoise(), 1.03))) > claimed

@@ -22,7 +22,7 @@ from sordino.cli import data as data_verbs
 from sordino.config import gates
 from sordino.planning import calculator
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise, discrete_gaussian
-from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, SystemNoise
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
@@ -171,7 +171,7 @@ CALLS: dict[str, Call] = {
     "integer noise without a scale": Call("integer-noise-scale", lambda: discrete_gaussian(Counter(0), 3, 0.0)),
     "a response among one value": Call("too-few-levels", lambda: events.Response(1.0, 1)),
     "a grid without a scale": Call(
-        "noise-scale-not-positive", lambda: System().noisy(GaussianNoise(), torch.zeros(1), 0.0)
+        "noise-scale-not-positive", lambda: SystemNoise().noisy(GaussianNoise(), torch.zeros(1), 0.0)
     ),
     "an event of an unknown kind": Call("unknown-event-kind", lambda: events.from_json({"kind": "exponential"})),
     "an event with a missing field": Call("malformed-event", lambda: events.from_json({"kind": "gaussian"})),

@@ -10,7 +10,7 @@ from sordino.accounting.claims import ZCDP, Claim, Subject
 from sordino.accounting.composition import note
 from sordino.accounting.events import Gaussian
 from sordino.config import Experiment
-from sordino.ledger.ledger import Each, Ledger, LedgerScope
+from sordino.ledger.ledger import EqualCaps, Ledger, LedgerScope
 from sordino.receipts.receipt import ONE_ROW, lifetime
 from sordino.runs.new_folder import environment_of
 
@@ -19,7 +19,7 @@ def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
     """Whoever looks at it needs no run folder to know who has spent what; and one founded before names is read."""
     place, names = tmp_path / "shared.sqlite", ("Nord", "Süd")
     subject = Subject(unit="example", neighbours="replace", adversary="server")
-    scope, each = LedgerScope("data", subject, 1e-5, ZCDP, names), Each(2, (1,))
+    scope, each = LedgerScope("data", subject, 1e-5, ZCDP, names), EqualCaps(2, (1,))
     bare = replace(scope, names=())
     for file, founded, later in ((place, scope, bare), (tmp_path / "old.sqlite", bare, scope)):
         Ledger.open(file, founded, each=each).close()
@@ -34,7 +34,7 @@ def test_what_runs_cost_one_row_together_is_no_promise_about_a_person(tmp_path: 
     for unit, said in (("example", [ONE_ROW]), ("client", [])):
         place, subject = tmp_path / f"{unit}.sqlite", Subject(unit=unit, neighbours="replace", adversary="server")
         claims = Claim.to_everyone(unit, "replace", Gaussian(9.0), "proved", ())
-        with Ledger.open(place, LedgerScope("data", subject, 1e-5, ZCDP, ()), each=Each(1, (1,))) as ledger:
+        with Ledger.open(place, LedgerScope("data", subject, 1e-5, ZCDP, ()), each=EqualCaps(1, (1,))) as ledger:
             ledger.reserve("run/0", {"0": (1,)}, b"", note([("*", claims)], "system"))
         found = lifetime(place)
         assert {row.unit for row in found.guarantees} == {unit}
@@ -44,7 +44,7 @@ def test_what_runs_cost_one_row_together_is_no_promise_about_a_person(tmp_path: 
 def test_a_site_that_shares_scores_promises_no_more_by_its_ledger_than_by_its_receipt(tmp_path: Path) -> None:
     place, subject = tmp_path / "ledger.sqlite", Subject(unit="client", neighbours="replace", adversary="server")
     claims = Claim.to_everyone("client", "replace", Gaussian(9.0), "proved", ())
-    with Ledger.open(place, LedgerScope("data", subject, 1e-5, ZCDP, ()), each=Each(1, (1,))) as ledger:
+    with Ledger.open(place, LedgerScope("data", subject, 1e-5, ZCDP, ()), each=EqualCaps(1, (1,))) as ledger:
         ledger.reserve("run/0", {"0": (1,)}, b"", note([("*", claims)], "system"))
     for shares in (False, True):
         told = environment_of(Experiment()).beside(site="Nord", clients=(0,), shares_scores=shares)

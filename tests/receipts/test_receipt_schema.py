@@ -17,11 +17,11 @@ SHAPE = Draft202012Validator(receipt_schema())
 EVENT = events.Together(
     (
         events.Repeat(events.Poisson(0.1, events.Gaussian(1.0)), 3),
-        events.Once("drawn", events.Response(1.0, 4)),
+        events.DrawnOnce("drawn", events.Response(1.0, 4)),
         events.Laplace(2.0),
         events.DiscreteGaussian(3.0),
         events.NonPrivate("raw"),
-        events.Nothing(),
+        events.NoAccess(),
     )
 )
 ROW: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pytest
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, Claim, Neighbours
 from sordino.accounting.composition import note
-from sordino.accounting.events import Event, Gaussian, NonPrivate, Once, Poisson, Repeat, Response
+from sordino.accounting.events import DrawnOnce, Event, Gaussian, NonPrivate, Poisson, Repeat, Response
 from sordino.accounting.facts import delta_text
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import statement
@@ -44,7 +44,7 @@ def test_the_worst_seed_counts() -> None:
 def test_what_each_run_draws_once_is_drawn_by_each() -> None:
     """Within a run the same answers are looked at again; another run draws others, though its settings are equal. The
     broken twin composes the notes as they are."""
-    tried = [ledger(Once("responses of image", Response(2.0, 2)), rounds) for rounds in (1, 5, 3)]
+    tried = [ledger(DrawnOnce("responses of image", Response(2.0, 2)), rounds) for rounds in (1, 5, 3)]
     assert [row.epsilon for row in composed([tried], 0.0)] == pytest.approx([6.0] * 3)
     twin = statement([text for notes in tried for text in notes.texts], 3, 0.0)
     assert [row.epsilon for row in twin] == pytest.approx([2.0] * 3)

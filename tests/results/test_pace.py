@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sordino.results.comparison import NextRun, Pace
+from sordino.results.comparison import NextRun, TimeLeft
 
 
 def test_the_rest_takes_what_the_runs_before_have_taken() -> None:
@@ -21,7 +21,7 @@ def test_the_rest_takes_what_the_runs_before_have_taken() -> None:
         told.append(run)
         yield
 
-    def played(pace: Pace, seed: int, rounds: int, seconds: float) -> None:
+    def played(pace: TimeLeft, seed: int, rounds: int, seconds: float) -> None:
         nonlocal now
         with pace(seed) as watch:
             for t in range(rounds):
@@ -29,7 +29,7 @@ def test_the_rest_takes_what_the_runs_before_have_taken() -> None:
                 watch(step)
             now += seconds
 
-    pace = Pace(follow, ["a", "a", "b", "b", "c", "c"], lambda: now)
+    pace = TimeLeft(follow, ["a", "a", "b", "b", "c", "c"], lambda: now)
     played(pace, 0, 0, 0.5)  # it was finished before, so it says nothing of the others
     played(pace, 1, 1, 2.5)  # it goes on, and plays the last of four rounds
     played(pace, 0, 4, 30)

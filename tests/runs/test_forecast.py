@@ -16,7 +16,7 @@ from sordino.planning.calculator import Question, answer, ask, bought
 from sordino.planning.planner import Planner, PlanRow
 from sordino.runs.forecast import Compared, Forecast, compare
 from sordino.runs.run import start
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.simulation import Simulation, simulated
 from tests.helpers.planned import CLIP, Table
 
@@ -174,7 +174,7 @@ def test_the_federation_that_would_be_heard_recalibrates_where_delta_must_fall()
     )
     at = []
 
-    def smaller(delta: float) -> Setup:
+    def smaller(delta: float) -> PhaseSetup:
         at.append(delta)
         table = DIGITS | {"algorithm": {"name": "whole_update"}, "privacy": {"epsilon": 4.0, "delta": delta}}
         return simulated(config.validate(table)).setup
@@ -212,6 +212,6 @@ def test_the_warning_reads_public_numbers_and_calibrates_nothing(monkeypatch: py
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("called at the start of a run")
 
-    for place, name in ((Plan, "rehearse"), (pricing, "sampled_multiplier"), (Setup, "accounts")):
+    for place, name in ((Plan, "rehearse"), (pricing, "sampled_multiplier"), (PhaseSetup, "accounts")):
         monkeypatch.setattr(place, name, never)
     assert len(Planner(parts.setup).warnings) == 1

@@ -22,7 +22,7 @@ from sordino.receipts.verify import verify
 from sordino.runs import preparation
 from sordino.runs.rounds import RunningPhase
 from sordino.runs.run import resume, start
-from sordino.runs.setup import Setup
+from sordino.runs.setup import PhaseSetup
 from sordino.runs.simulation import simulated
 from sordino.transport import message
 from tests.helpers.prepared_runs import CLASSES, TINY, rows_of, tiny
@@ -212,12 +212,12 @@ def test_the_law_catches_a_preparation_that_forgets_what_clients_keep(
 ) -> None:
     with killed_in("ask", "reserved", 0):
         start(tiny(), tmp_path / "run")
-    monkeypatch.setattr(Setup, "states", lambda self, folder=None, trees=None: _fresh(self))
+    monkeypatch.setattr(PhaseSetup, "states", lambda self, folder=None, trees=None: _fresh(self))
     resume(tmp_path / "run")
     assert "tensors" in apart(unstopped, whole(tmp_path / "run"))
 
 
-def _fresh(setup: Setup) -> Any:
+def _fresh(setup: PhaseSetup) -> Any:
     from sordino.engine.client_states import States
 
     return States(setup.algorithm.init_client(setup.task), None)

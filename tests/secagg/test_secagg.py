@@ -27,7 +27,7 @@ from sordino.errors import (
     SecureError,
     SordinoError,
 )
-from sordino.privacy.uplink.channels import Opened
+from sordino.privacy.uplink.channels import OpenedSum
 from sordino.privacy.uplink.fixed_point import Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg import masks
@@ -249,7 +249,7 @@ def test_a_simulation_uses_nothing_of_a_sum_that_fails_its_check(monkeypatch: py
     """As between sites: the round is broken off, and its model stays."""
     channel, values = Masks(Aggregated(), Layout(), "run"), np.arange(10)
 
-    def found() -> Opened:
+    def found() -> OpenedSum:
         return channel.sum(0, ((k, values) for k in range(4)), range(4), 10, None)
 
     assert (found().who, found().total.tolist()) == ([0, 1, 2, 3], (4 * values).tolist())  # the control

@@ -25,7 +25,7 @@ from sordino.errors import RunError, SordinoError
 from sordino.privacy.uplink.fixed_point import Layout
 from sordino.receipts.folder import RunFolder
 from sordino.runs.run import start
-from sordino.runs.setup import Whole
+from sordino.runs.setup import RunSetup
 from sordino.runs.simulation import simulated
 from sordino.secagg import encrypted, lattice
 from sordino.secagg.sealed import Secret
@@ -91,7 +91,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 def holder_in(play: Play, folder: Path) -> KeyHolder:
     """The key holder, as it comes back from this folder."""
-    whole = Whole(play.between.experiment, play.between.agreed.public(play.between.experiment, None))
+    whole = RunSetup(play.between.experiment, play.between.agreed.public(play.between.experiment, None))
     return KeyHolder(folder, whole, play.between.signer(HOLDER))
 
 
@@ -385,7 +385,7 @@ def test_a_run_without_ciphers_needs_no_key_holder(playing: Callable[[Experiment
     with pytest.raises(RunError) as refusal:
         KeyHolder(
             tmp_path / "nobody",
-            Whole(play.between.experiment, play.between.agreed.public(play.between.experiment, None)),
+            RunSetup(play.between.experiment, play.between.agreed.public(play.between.experiment, None)),
             play.between.signer("site-0"),
         )
     assert refusal.value.code == "no-key-needed"

@@ -79,7 +79,7 @@ def test_the_certificate_that_has_proved_goes_before_one_that_has_not(trial: Pap
         fetched(site)
         assert held.code() == grpc.StatusCode.CANCELLED
         held = silent(stack, twin, "Answer")
-        until(lambda: "Answer" in server._holes["a"].silent)
+        until(lambda: "Answer" in server._sites["a"].silent)
         assert answered(site, pieces(7, b"late")) == "OK"
         assert held.code() == grpc.StatusCode.CANCELLED
 
@@ -90,7 +90,7 @@ def test_silent_answers_hold_one_thread_and_no_longer_than_their_time(
     with ExitStack() as stack:
         twin, site = line(stack, trial, server), line(stack, trial, server)
         first = silent(stack, twin, "Answer")
-        until(lambda: "Answer" in server._holes["a"].silent)
+        until(lambda: "Answer" in server._sites["a"].silent)
         others = [silent(stack, twin, "Answer") for _ in range(12)]  # more than there are threads
         codes: list[grpc.StatusCode] = []
         thread = threading.Thread(target=lambda: codes.extend(one.code() for one in others))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sordino import keys, tree
 from sordino.errors import DataError
-from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, SystemNoise
 from sordino.privacy.readers.episodes import OpenEpisode, draw
 from sordino.privacy.readers.open import Open
 from sordino.tasks.personalise import NearestMean, Shared, distances, episode_loss, finetune, plain, proto
@@ -293,5 +293,8 @@ def test_a_client_without_an_episode_is_refused_aloud_only_where_nothing_is_priv
     with pytest.raises(DataError) as refusal:
         next(iter(Open().open(own, loud, task).episodes(LocalWork(None, 2, 1), keys.root(1))))
     assert refusal.value.code == "no-episode"
-    for noised in (replace(loud, multiplier=1.0), replace(loud, source=System())):  # noise as published has no price
+    for noised in (
+        replace(loud, multiplier=1.0),
+        replace(loud, source=SystemNoise()),
+    ):  # noise as published has no price
         assert list(Open().open(own, noised, task).episodes(LocalWork(None, 2, 1), keys.root(1))) == []

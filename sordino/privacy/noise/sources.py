@@ -1,8 +1,8 @@
 """Sources of noise: a counter key in simulation, the operating system for real noise.
 
-`Counter` draws from a counter key: reproducible, for simulation only, and named in every result that used it. `System`
-draws from the operating system's generator expanded by ChaCha20, and releases whole steps of an integer grid, so that
-the low bits of a floating-point sampler cannot reveal the input (Mironov, CCS 2012).
+`Counter` draws from a counter key: reproducible, for simulation only, and named in every result that used it.
+`SystemNoise` draws from the operating system's generator expanded by ChaCha20, and releases whole steps of an integer
+grid, so that the low bits of a floating-point sampler cannot reveal the input (Mironov, CCS 2012).
 
 Guarantees (System): exactly those of the continuous mechanism. Proof: what is released is floor((x + noise) / step),
 post-processing of it. Nothing about x is rounded before the noise: rounding a sum, unlike rounding its summands, would
@@ -62,7 +62,7 @@ class Counter:
         return keys.bits(self.key, count)
 
 
-class System:
+class SystemNoise:
     """Noise that protects people: every source derived from it (for a round or a client) draws from fresh entropy of
     the operating system, which nobody can draw again.
     """
@@ -73,7 +73,7 @@ class System:
         self._process = -1
 
     def child(self, *parts: int | str) -> NoiseSource:
-        return System()
+        return SystemNoise()
 
     def coins(self, count: int, probability: float) -> Tensor:
         threshold = min(int(probability * 2.0**64), 2**64 - 1)
@@ -121,7 +121,7 @@ class System:
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
 
 
-class RepeatedNoise(System):
+class RepeatedNoise(SystemNoise):
     """Noise from a client's own secret, the same whenever it is drawn: for data that a client randomises once in a run,
     such as its images, and must repeat exactly after a crash.
     """
@@ -156,7 +156,7 @@ def grid_step(scale: float) -> float:
 
 def for_round(name: str, key: int, t: int) -> NoiseSource:
     """The source of one round's noise: `counter` or `system`."""
-    return System() if is_real(name) else Counter(keys.word(keys.fold(key, "noise", t)))
+    return SystemNoise() if is_real(name) else Counter(keys.word(keys.fold(key, "noise", t)))
 
 
 def for_client(of_round: NoiseSource, client: int) -> NoiseSource:

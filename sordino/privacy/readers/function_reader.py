@@ -50,7 +50,7 @@ Elsewhere = Callable[[Examples], tuple[str, bytes]]  # makes the module and the 
 _CANNOT_FORK = set[str]()  # not empty where a fork of this process has told so
 # forks, so that none inherits the pipe of another; calls in this process, which share its random generators
 _ONE_AT_A_TIME = threading.Lock()
-_CLEAN: dict[str, _Clean] = {}  # clean processes, by module
+_CLEAN: dict[str, _CleanProcess] = {}  # clean processes, by module
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _understood(said: bytes, status: int) -> tuple[dict[str, Any], Params]:
     return told, {name: found[name] for name in told["names"]}
 
 
-class _Clean:
+class _CleanProcess:
     """A clean process, which holds nothing of this one, and forks for each call before it receives the call's data.
 
     Each call sends it one end of a pair of sockets, through which its fork reads the request and answers.
@@ -203,7 +203,7 @@ class _Clean:
 def _in_clean_process(module: str, request: bytes) -> Params:
     with _ONE_AT_A_TIME:
         if not (known := _CLEAN.get(module)) or not known.usable:
-            known = _CLEAN[module] = _Clean(module)
+            known = _CLEAN[module] = _CleanProcess(module)
         try:
             return known(request)
         except OwnCodeError:

@@ -7,9 +7,9 @@ differ by a factor of at most e^epsilon, and under any two images by that factor
 example is protected as a whole. `of`: `epsilon` is for each value, or for the whole image, divided evenly over its
 values (by exact composition where `delta` allows it).
 
-Answers that are drawn once in a run and used in every round (`Once`) are paid once; answers drawn again in every round
-are paid in every round. Zero is grey: test images are neither rounded nor randomised. The published text calls its
-scheme locally private for one value; its claim for a user's data is the number for an image here.
+Answers that are drawn once in a run and used in every round (`DrawnOnce`) are paid once; answers drawn again in every
+round are paid in every round. Zero is grey: test images are neither rounded nor randomised. The published text calls
+its scheme locally private for one value; its claim for a user's data is the number for an image here.
 
 The mechanism, for grey levels and labels, is that of Warner (1965); k-ary: Kairouz, Bonawitz and Ramage, ICML 2016.
 A value out of k is kept with probability p = e^epsilon / (k - 1 + e^epsilon), else replaced by one of the k - 1 others,
@@ -35,7 +35,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sordino.accounting.events import Event, NonPrivate, Once, Repeat, Response, Together
+from sordino.accounting.events import DrawnOnce, Event, NonPrivate, Repeat, Response, Together
 from sordino.errors import BELOW_ONE, COUNT, POSITIVE, ConfigError, DomainError, Range, UnsoundGuarantee, check_range
 from sordino.privacy.readers.open import Open
 from sordino.types import Claim, Examples, LocalWork, NoiseSource, Task, Tensor
@@ -307,7 +307,7 @@ class Responses(Open):
         return Together((image, Response(self.label_epsilon, self._classes)))
 
     def _drawn(self, what: str, event: Event) -> Event:
-        return Once(f"responses of {what}", event) if self.redraw == "run" else event
+        return DrawnOnce(f"responses of {what}", event) if self.redraw == "run" else event
 
     def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
         """Images after randomised response on each value; labels, too, where `label_epsilon` is set."""

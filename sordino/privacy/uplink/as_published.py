@@ -299,7 +299,7 @@ class Discounted(UserLevel):
 
 
 @dataclass(frozen=True)
-class Beside(OneField, AsPublished):
+class OneFieldAsPublished(OneField, AsPublished):
     """Published noise on one field of an upload, whose other fields carry exact client state. For diagnosis only."""
 
     @property

@@ -19,7 +19,7 @@ Uploads = Iterable[tuple[int, Ints]]
 S = TypeVar("S", contravariant=True)  # the stage of a secure sum
 
 
-class Opened(NamedTuple):
+class OpenedSum(NamedTuple):
     """Result of a secure sum: the total over the clients `who`; `who` is empty where no sum was decrypted or
     unmasked.
     """
@@ -37,7 +37,7 @@ class SumAtSites(ABC):
     """Secure sum of a round whose clients run their half of the protocol at their sites."""
 
     @abstractmethod
-    def open(self, noise: Ints | None) -> Opened:
+    def open(self, noise: Ints | None) -> OpenedSum:
         """Ends the protocol and returns the sum in clear; `noise`: integers that the server adds before the sum is
         decrypted or unmasked.
         """
@@ -58,7 +58,7 @@ class TakeStep(Protocol):
 class Channel(Protocol):
     """Secure sum (masked or encrypted) with all parties of the protocol in one process."""
 
-    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
+    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> OpenedSum:
         """Runs the protocol of round t, and returns the sum in clear. `cohort`: clients that began the round; `size`:
         integers of an upload; `noise`: integers that the server adds.
         """
@@ -68,7 +68,7 @@ class Channel(Protocol):
 class MaskedChannel(Channel, Protocol):
     """Secure sum by masks that cancel, whose clients may be at sites."""
 
-    def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep]) -> Opened:
+    def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep]) -> OpenedSum:
         """Runs the protocol of round t, which `among` clients began, and returns the unmasked sum. `size`: integers of
         an upload; `model`: digest of the broadcast; `clients`: makes, for a session of the protocol, the function that
         runs its steps.
@@ -89,7 +89,7 @@ class EncryptedPeers(Protocol):
 class EncryptedChannel(Channel, Protocol):
     """Secure sum of encrypted uploads, whose clients and key holder may be at sites."""
 
-    def add(self, t: int, public: Any, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
+    def add(self, t: int, public: Any, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> OpenedSum:
         """Runs the protocol of round t, which `began` clients began, and returns the decrypted sum. `public`: public
         key of the key holder, of the stage's scheme; `size`: integers of an upload; `noise`: integers that the server
         adds.

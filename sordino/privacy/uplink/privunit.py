@@ -39,7 +39,7 @@ FLOAT_ERROR = 1e-10  # errors of some 1e-15 against STEP, with room
 MOST = 16.0  # beyond, a cap has too few of the words of 52 bits: a delta of 2e-7 is lost here, 2e-4 at 24, 0.9 at 36
 
 
-class Cap(NamedTuple):
+class SphereCap(NamedTuple):
     """The cap of the sphere from which an answer is drawn with probability p."""
 
     dimension: int
@@ -51,7 +51,7 @@ class Cap(NamedTuple):
 
 
 @cache
-def parameters(dimension: int, epsilon: float) -> Cap:
+def parameters(dimension: int, epsilon: float) -> SphereCap:
     """The spherical cap of PrivUnit for this dimension and epsilon whose answer is shortest, so that it has the least
     variance.
     """
@@ -78,7 +78,7 @@ def _check_epsilon(epsilon: float) -> None:
     check_range("epsilon of PrivUnit", epsilon, Range(above=0, most=MOST), "privunit-epsilon", why=why, fix=fix)
 
 
-def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
+def cap_at(dimension: int, epsilon: float, odds: float) -> SphereCap:
     """The spherical cap that the answer hits with the log-odds `odds` (0 to epsilon). A uniform direction hits it with
     the log-odds odds - epsilon, so that densities inside and outside differ by a factor of e^epsilon."""
     from scipy.special import betainccinv, betaincinv, betaln, log_expit
@@ -89,10 +89,10 @@ def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
     rest = float(betaincinv(half, 0.5, 2 * part))  # 1 - square, which would cancel where the cap is tiny
     log_m = half * math.log(rest) - math.log(dimension - 1) - betaln(0.5, half)
     log_m += log_expit(odds) - log_expit(odds - epsilon) + math.log(-math.expm1(-epsilon))
-    return Cap(dimension, epsilon, math.exp(log_expit(odds)), math.sqrt(square), part, math.exp(-log_m))
+    return SphereCap(dimension, epsilon, math.exp(log_expit(odds)), math.sqrt(square), part, math.exp(-log_m))
 
 
-def privunit(vector: Tensor, cap: Cap, source: NoiseSource) -> Tensor:
+def privunit(vector: Tensor, cap: SphereCap, source: NoiseSource) -> Tensor:
     """A random answer that leans towards the direction of `vector` [..., d], in float64. A vector that is zero or not
     finite is replaced by a random direction.
     """

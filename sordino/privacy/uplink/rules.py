@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Subject
-from sordino.accounting.events import Event, NonPrivate, Nothing, Poisson
+from sordino.accounting.events import Event, NoAccess, NonPrivate, Poisson
 from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
 from sordino.privacy.uplink.as_published import AsPublished
 from sordino.privacy.uplink.coordinate_laplace import PER_COORDINATE_RULES, CoordinateLaplace
@@ -246,7 +246,7 @@ def _few_shares(links: Links) -> bool:
 
 def _hides(links: Links) -> bool:
     """True where noise hides single values from all but the server, or one key of all clients from the server."""
-    one_key = links.secure is not None and links.secure.seen(None, False)[0] == Nothing()
+    one_key = links.secure is not None and links.secure.seen(None, False)[0] == NoAccess()
     return one_key or bool(links.per_coordinate or private(links.server))
 
 

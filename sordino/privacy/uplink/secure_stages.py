@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import branches
-from sordino.accounting.events import Event, NonPrivate, Nothing
+from sordino.accounting.events import Event, NoAccess, NonPrivate
 from sordino.errors import SEVERAL, ConfigError, UnsoundGuarantee, WeakKey, check_range
 from sordino.privacy.uplink.fixed_point import Layout
 from sordino.privacy.uplink.stages import Noise, Stage
@@ -166,7 +166,7 @@ class Encrypted(SecureStage):
             return NonPrivate(PROBED), (PROBED,)
         hidden = HIDDEN.format(scheme=f"{self.scheme} ({SCHEMES[self.scheme]})")
         if self.keys == "shared":
-            return Nothing(), (hidden, SHARED, HONEST)
+            return NoAccess(), (hidden, SHARED, HONEST)
         return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (hidden, AUTHORITY.format(least=self.at_least))
 
     def assumed(self, shares: bool, hidden: bool, opens: bool) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from sordino.receipts import Spending
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending
 from sordino.runs.listing import SiteNow, events, newest, public_events, sites, state
-from sordino.runs.setup import Whole
+from sordino.runs.setup import RunSetup
 from sordino.transport.run_events import RunEvent
 
 EVERY = 0.5  # seconds between two looks at the files, and ten times what a look takes
@@ -67,7 +67,7 @@ class RunMoment(NamedTuple):
 
 
 @dataclass
-class Spent:
+class StatementCache:
     """The newest privacy statement, computed again where the ledger has changed."""
 
     folder: Path
@@ -121,9 +121,9 @@ class WatchedRun:
         return RunFolder(self.folder)
 
     @cached_property
-    def whole(self) -> Whole:
+    def whole(self) -> RunSetup:
         agreed = Agreement.read(self.folder)
-        return Whole(self.run.experiment, agreed.public, agreed.coordinates)
+        return RunSetup(self.run.experiment, agreed.public, agreed.coordinates)
 
     @cached_property
     def real(self) -> bool:
@@ -150,8 +150,8 @@ class WatchedRun:
         return part("sites", "agreed_clients")(self.folder) if self.run.environment.site else ()
 
     @cached_property
-    def spent(self) -> Spent:
-        return Spent(self.folder)
+    def spent(self) -> StatementCache:
+        return StatementCache(self.folder)
 
     def look(self) -> RunMoment:
         """The state of the run. Calls in quick succession get the same one."""

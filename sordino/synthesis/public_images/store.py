@@ -176,14 +176,14 @@ REDRAWN = 3  # retries of an image of one colour, as a safety filter leaves it
 Draw: TypeAlias = Callable[[list[str], list[int]], Array]  # prompts and seeds -> uint8 [n, h, w, 3], of any size
 
 
-class Drawn(NamedTuple):
+class DrawnImages(NamedTuple):
     """Images that were drawn for each class, and counts of them."""
 
     images: list[Array]  # per class, without the blanks
     facts: dict[str, int]
 
 
-class _Order(NamedTuple):
+class _ImageOrder(NamedTuple):
     of: int
     prompt: str
     seeds: tuple[int, ...]  # the first, and those of another try
@@ -196,7 +196,7 @@ def draw_all(
     depends: Mapping[str, object],
     batch: int,
     start: Callable[[], Draw],
-) -> Drawn:
+) -> DrawnImages:
     """An image for every text, from the cache where possible. `depends`: everything that determines an image beside its
     text and seed; `start` loads the model, if any image is missing.
     """
@@ -225,22 +225,22 @@ def draw_all(
                 code="all-blank",
             )
     facts = {"made": len(missing), "cached": len(orders) - len(missing), "blanks": len(blank)}
-    return Drawn([np.stack(of_class) for of_class in images], facts)
+    return DrawnImages([np.stack(of_class) for of_class in images], facts)
 
 
-def _order(wanted: ImageNeeds, of: int, at: int, text: str, depends: Mapping[str, object]) -> _Order:
+def _order(wanted: ImageNeeds, of: int, at: int, text: str, depends: Mapping[str, object]) -> _ImageOrder:
     # keyed by the name of the class: its images do not depend on other classes
     key = keys.fold(wanted.key, "image", wanted.classes[of], at)
     seeds = tuple(keys.word(keys.fold(key, attempt)) for attempt in range(1 + REDRAWN))
-    return _Order(of, text, seeds, name(prompt=text, seed=seeds[0], shape=wanted.shape, **depends))
+    return _ImageOrder(of, text, seeds, name(prompt=text, seed=seeds[0], shape=wanted.shape, **depends))
 
 
-def _from_cache(wanted: ImageNeeds, order: _Order) -> Array | None:
+def _from_cache(wanted: ImageNeeds, order: _ImageOrder) -> Array | None:
     stored = get(place(wanted.cache, "images", order.name)) if wanted.cache is not None else None
     return None if stored is None else np.frombuffer(stored, np.uint8).reshape(wanted.shape)
 
 
-def _drawn(orders: list[_Order], draw: Draw, wanted: ImageNeeds) -> Iterator[Array]:
+def _drawn(orders: list[_ImageOrder], draw: Draw, wanted: ImageNeeds) -> Iterator[Array]:
     images: dict[int, Array] = {}
     todo = list(range(len(orders)))
     for attempt in range(1 + REDRAWN):

@@ -140,7 +140,7 @@ def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: 
     return GeneratorShape(kind, classes, 64 if kind == "small" else 100 if classes < 100 else 256, side, channels)
 
 
-class Made(NamedTuple):
+class TrainedGenerator(NamedTuple):
     """A trained generator, and the candidates that it learned from."""
 
     generator: Params
@@ -191,10 +191,10 @@ class Recipe:
             "all of them are kept"
         ]
 
-    def template(self) -> Made:
+    def template(self) -> TrainedGenerator:
         """An empty result with the tensor shapes of the finished generator."""
         classes = self.shape.classes
-        return Made(
+        return TrainedGenerator(
             generators.init(self.shape, 0),
             torch.full((classes, self.keep), -1),
             torch.ones(classes, dtype=torch.uint8),
@@ -212,14 +212,14 @@ class Recipe:
             found[i] = torch.tensor([row.get(name, ABSENT) for name in self.columns])
         return found
 
-    def tables(self, made: Made) -> dict[str, list[dict[str, object]]]:
+    def tables(self, made: TrainedGenerator) -> dict[str, list[dict[str, object]]]:
         """Tables of the generator's training and of the candidates (public images) that it learned from."""
         rows = [zip(self.columns, row, strict=True) for row in made.log.tolist()]
         log = [{name: value for name, value in row if value != ABSENT} for row in rows]
         kept = [{"class": c, "candidates": row} for c, row in enumerate(chosen(made.kept))]
         return {"generator": [row for row in log if row], **({"kept": kept} if self.scenario == 1 else {})}
 
-    def make(self, home: Home, anchors: Sequence[Anchor]) -> Made:
+    def make(self, home: Home, anchors: Sequence[Anchor]) -> TrainedGenerator:
         key = keys.fold(home.key, "generator")
         empty = self.template()
         if self.scenario == 2:
@@ -228,7 +228,7 @@ class Recipe:
             learned = torch.zeros(self.shape.classes, dtype=torch.uint8)
             learned[[a.label for a in merged]] = 1
             matched = training.train_matching(self.shape, prototypes, self.match, key)
-            return Made(matched.state, empty.kept, learned, self.logged(matched.log))
+            return TrainedGenerator(matched.state, empty.kept, learned, self.logged(matched.log))
         candidates = home.candidates
         assert candidates is not None, "checked before the run"
         chosen = self.chosen(candidates, anchors, key)
@@ -252,7 +252,7 @@ class Recipe:
         # without a judge the last state is kept
         judge = score if anchors and all(a.project is None for a in anchors) else None
         made = training.train_acgan(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
-        return Made(made.state, kept, empty.learned, self.logged(made.log))
+        return TrainedGenerator(made.state, kept, empty.learned, self.logged(made.log))
 
     def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:
         """The candidates (public images) nearest to the prototypes of each class; random ones for a class without

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sordino.algorithms.algorithm import Algorithm
-from sordino.algorithms.phases import Asked, DeviceScores, RunNumbers
+from sordino.algorithms.phases import AskedDevice, DeviceScores, RunNumbers
 from sordino.ledger.books import PUBLIC_TENSORS, TRAINING
 from sordino.synthesis import generators
 from sordino.synthesis.slaug.training import Calibrated
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Owner(NamedTuple):
+class DeviceModel(NamedTuple):
     """State of a device between phases: the model that it trained."""
 
     model: Params
@@ -61,7 +61,7 @@ class Up(NamedTuple):
     device: Tensor
 
 
-class Asking(NamedTuple):
+class AskingState(NamedTuple):
     """State of the server during `ask`. A slot is one prototype to be collected: its class, and the device to ask for
     it.
     """
@@ -100,15 +100,15 @@ class Prototype(NamedTuple):
     images: Tensor
 
 
-def requests_of(s: Asking, skills: Sequence[Sequence[DeviceScores]]) -> list[list[Asked]]:
+def requests_of(s: AskingState, skills: Sequence[Sequence[DeviceScores]]) -> list[list[AskedDevice]]:
     """Devices that were asked for a prototype of each class, the best one first; empty if no device has been scored."""
 
-    def of(label: int) -> list[Asked]:
+    def of(label: int) -> list[AskedDevice]:
         mine = s.slots == label
         ranks = set(s.place[mine & (s.state == 1)].tolist())
         last = int(s.place[mine].max()) if bool(mine.any()) else -1
         devices = s.order[: last + 1, label].tolist()
-        return [Asked(k, rank in ranks, *skills[k][label]) for rank, k in enumerate(devices)]
+        return [AskedDevice(k, rank in ranks, *skills[k][label]) for rank, k in enumerate(devices)]
 
     return [of(label) for label in range(s.order.shape[1])] if skills else []
 

@@ -32,8 +32,8 @@ from sordino.synthesis.slaug.generator import (
     PLAIN,
     Anchor,
     Broadcast,
-    Made,
     Recipe,
+    TrainedGenerator,
     chosen,
     dimensions,
     projected_by,
@@ -140,7 +140,7 @@ class Pool(
         return Pooled(s.x, directions, *made, torch.tensor(True))
 
     def tables(self, s: Pooled) -> dict[str, list[dict[str, object]]]:
-        return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
+        return self.recipe.tables(TrainedGenerator(s.generator, s.kept, s.learned, s.log))
 
     says = PhaseMessages("a public network, to all clients", "sums of features", HANDS)
 

@@ -33,9 +33,9 @@ from sordino.synthesis.slaug.generator import (
     PLAIN,
     Anchor,
     Broadcast,
-    Made,
     Rank,
     Recipe,
+    TrainedGenerator,
     chosen,
     dimensions,
     projected_by,
@@ -45,10 +45,10 @@ from sordino.synthesis.slaug.generator import (
     skill,
 )
 from sordino.synthesis.slaug.messages import (
-    Asking,
+    AskingState,
+    DeviceModel,
     ImageRequest,
     ImageRequests,
-    Owner,
     Prototype,
     Ranked,
     Sizes,
@@ -67,7 +67,10 @@ FEWEST = 4  # examples that can be split
 
 @dataclass(frozen=True)
 class Train(
-    LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up], PerClientMessages, carries_statistics=True
+    LocalSgd[Ranked, DeviceModel, Any, Up],
+    Phase[Ranked, DeviceModel, Any, Up],
+    PerClientMessages,
+    carries_statistics=True,
 ):
     """Phase in which devices train alone, with early stopping on held-back examples."""
 
@@ -109,8 +112,8 @@ class Train(
     def over(self, s: Ranked) -> bool:
         return bool(s.trained)
 
-    def init_client(self, task: Task) -> Owner:
-        return Owner(task.init(0))
+    def init_client(self, task: Task) -> DeviceModel:
+        return DeviceModel(task.init(0))
 
     def broadcast(self, s: Ranked) -> Broadcast:
         return Broadcast(s.x)
@@ -124,7 +127,7 @@ class Train(
     def passes(self, size: int) -> float:
         return super().passes(size) * (KEPT + (1 - KEPT) / 3)  # at most: it may stop early
 
-    def local(self, task: Task, down: Start, c: Owner, shard: Shard, key: Key) -> tuple[Up, Owner]:
+    def local(self, task: Task, down: Start, c: DeviceModel, shard: Shard, key: Key) -> tuple[Up, DeviceModel]:
         learns, held = parts(shard) if self.stops else (shard, None)
         walk, best, least, tired = self.walk(down.x, self.lr, statistics=task.statistics), down.x, float("inf"), 0
         if not self.stops:  # with noise every read costs privacy: one pass, and no early stopping
@@ -141,7 +144,7 @@ class Train(
             elif (tired := tired + 1) == self.patience:
                 break
         model = tree.formed(walk.y if held is None else best)
-        return Up(tree.sub(model, down.x), down.device), Owner(model)
+        return Up(tree.sub(model, down.x), down.device), DeviceModel(model)
 
     def update(self, s: Ranked, r: Received[Up], home: Home) -> Ranked:
         task, probe = home.task, given_examples(self, home)
@@ -188,8 +191,8 @@ class Train(
 
 @dataclass(frozen=True)
 class Ask(
-    LocalSgd[Asking, Owner, Any, Prototype],
-    Phase[Asking, Owner, Any, Prototype],
+    LocalSgd[AskingState, DeviceModel, Any, Prototype],
+    Phase[AskingState, DeviceModel, Any, Prototype],
     OtherReads,
     PerClientMessages,
     RequestsClients,
@@ -213,15 +216,15 @@ class Ask(
         """The number of rounds that a device's privacy budget covers at most; after them it no longer answers."""
         return ROUNDS
 
-    def init(self, task: Task, key: Key) -> Asking:
+    def init(self, task: Task, key: Key) -> AskingState:
         classes, count = task.labels, self.prototypes or task.labels
         kept = tree.map(lambda leaf: leaf.new_zeros(self.ranks, classes, *leaf.shape), task.init(key))
         whole = torch.zeros(count, dtype=torch.int64)
         order = torch.zeros(self.ranks, classes, dtype=torch.int64)
         empty = torch.zeros(count, dimensions(self, task))
-        return Asking(order, kept, whole, whole, whole, empty, torch.zeros(count), *self.recipe.template())
+        return AskingState(order, kept, whole, whole, whole, empty, torch.zeros(count), *self.recipe.template())
 
-    def begin(self, task: Task, key: Key, before: Ranked, home: Home) -> Asking:
+    def begin(self, task: Task, key: Key, before: Ranked, home: Home) -> AskingState:
         slots, place = requests(task.labels, self.prototypes or task.labels, key)
         return self.init(task, key)._replace(order=before.order, models=before.models, slots=slots, place=place)
 
@@ -251,7 +254,7 @@ class Ask(
         """
         return self.read.offer() is not None or max(home.sizes) >= FEWEST
 
-    def over(self, s: Asking) -> bool:
+    def over(self, s: AskingState) -> bool:
         return bool((s.state != 0).all()) and bool(s.state.numel())
 
     def fitted(self, known: PublicFacts) -> Ask:
@@ -262,14 +265,14 @@ class Ask(
         check_range("prototypes", count, Range(least=1, most=most), "prototypes-out-of-range", why=why, fix=fix)
         return replace(self, recipe=self.recipe.fitted(known), known=known)
 
-    def init_client(self, task: Task) -> Owner:
-        return Owner(task.init(0))
+    def init_client(self, task: Task) -> DeviceModel:
+        return DeviceModel(task.init(0))
 
-    def requested_clients(self, s: Asking) -> Sequence[int]:
+    def requested_clients(self, s: AskingState) -> Sequence[int]:
         wishes = self.broadcast(s)
         return wishes.device[wishes.device >= 0].tolist()
 
-    def broadcast(self, s: Asking) -> ImageRequests:
+    def broadcast(self, s: AskingState) -> ImageRequests:
         """Requests for prototypes in this round: at most one of those that wait per device and per class, since an
         answer names its class and not its device.
         """
@@ -295,7 +298,9 @@ class Ask(
     def passes(self, size: int) -> float:
         return size * (1 - KEPT) / 3
 
-    def local(self, task: Task, down: ImageRequest, c: Owner, shard: Shard, key: Key) -> tuple[Prototype, Owner]:
+    def local(
+        self, task: Task, down: ImageRequest, c: DeviceModel, shard: Shard, key: Key
+    ) -> tuple[Prototype, DeviceModel]:
         _, held = parts(shard)
         label = int(down.label)
         sums, counts = (held or shard).by_class(lambda x: seen(task, c.model, x, self.matrix(task)), task.labels)
@@ -307,7 +312,7 @@ class Ask(
             total, count = torch.zeros_like(total), torch.zeros_like(count)
         return Prototype(down.label, total, count), c
 
-    def update(self, s: Asking, r: Received[Prototype], home: Home) -> Asking:
+    def update(self, s: AskingState, r: Received[Prototype], home: Home) -> AskingState:
         came = {int(up.label): up for up in r.each if float(up.images) > 0 and tree.finite(up)}
         asked = self.broadcast(s).device >= 0
         place, state, prototypes, counts = (t.clone() for t in (s.place, s.state, s.prototypes, s.counts))
@@ -325,7 +330,7 @@ class Ask(
         made = self.recipe.make(home, self.means(s, home.task))
         return s._replace(**made._asdict())
 
-    def tables(self, s: Asking) -> dict[str, list[dict[str, object]]]:
+    def tables(self, s: AskingState) -> dict[str, list[dict[str, object]]]:
         """Tables of the requests for prototypes with their answers, and of the generator's training."""
         answered, place = (s.state == 1).tolist(), s.place.tolist()
         asked = [
@@ -337,15 +342,15 @@ class Ask(
             }
             for i, label in enumerate(s.slots.tolist())
         ]
-        return {"asked": asked, **self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))}
+        return {"asked": asked, **self.recipe.tables(TrainedGenerator(s.generator, s.kept, s.learned, s.log))}
 
     says = PhaseMessages("requests for prototypes", "prototypes and refusals", HANDS)
 
-    def facts(self, s: Asking, before: Facts) -> Facts:
+    def facts(self, s: AskingState, before: Facts) -> Facts:
         asked = requests_of(s, before.skills)
         return before._replace(asked=asked, kept=chosen(s.kept))
 
-    def means(self, s: Asking, task: Task) -> list[Anchor]:
+    def means(self, s: AskingState, task: Task) -> list[Anchor]:
         found = []
         for i in torch.nonzero(s.state == 1).flatten().tolist():
             label, place = int(s.slots[i]), int(s.place[i])
@@ -354,7 +359,7 @@ class Ask(
             found.append(Anchor(label, s.prototypes[i], task, model, self.matrix(task), whose))
         return found
 
-    def models(self, s: Asking) -> Mapping[str, Params]:
+    def models(self, s: AskingState) -> Mapping[str, Params]:
         return {}
 
 

@@ -48,14 +48,14 @@ class Server(NamedTuple):
     round: Tensor
 
 
-class Moving(NamedTuple):
+class MomentumState(NamedTuple):
     """State of a client whose momentum continues in its next round."""
 
     participations: Tensor
     velocity: Params
 
 
-State: TypeAlias = Client | Moving
+State: TypeAlias = Client | MomentumState
 
 
 class Start(Protocol):
@@ -132,7 +132,9 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, OtherReads, FitsData, Public
 
     def init_client(self, task: Task) -> State:
         return (
-            Moving(torch.tensor(0), tree.zeros_like(task.init(0))) if self.keeps_momentum else Client(torch.tensor(0))
+            MomentumState(torch.tensor(0), tree.zeros_like(task.init(0)))
+            if self.keeps_momentum
+            else Client(torch.tensor(0))
         )
 
     @property
@@ -142,7 +144,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, OtherReads, FitsData, Public
     # a round ----------------------------------------------------------------------------------------------------------
 
     def trained(self, task: Task, down: Start, c: State, shard: Shard, key: Key) -> tuple[Params, State]:
-        public, going = shard.public, c.velocity if isinstance(c, Moving) else None
+        public, going = shard.public, c.velocity if isinstance(c, MomentumState) else None
         walk = self.walk(down.x, self.rate(down.round, c.participations), going, task.statistics)
         assert public is not None
         if not len(public.y) and not self._separates(down):
@@ -155,7 +157,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, OtherReads, FitsData, Public
             for step in shard.mixed(self.work, key, self.how):
                 walk(step.joint(loss, walk.y))
         times, velocity = c.participations + 1, walk.velocity
-        after = Client(times) if going is None or velocity is None else Moving(times, velocity)
+        after = Client(times) if going is None or velocity is None else MomentumState(times, velocity)
         return walk.y, after
 
     def passes(self, size: int) -> float:

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from sordino.adapters.flower import PrivateStrategy
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 
 TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 place, nodes, rng = Path(sys.argv[1]), [1, 2, 3, 4, 5], np.random.default_rng(0)
@@ -25,11 +25,11 @@ TRAINED = {
 }
 
 
-def silent(self: System, law: object, values: torch.Tensor, scale: float) -> torch.Tensor:
+def silent(self: SystemNoise, law: object, values: torch.Tensor, scale: float) -> torch.Tensor:
     return values.double()
 
 
-System.noisy = silent  # type: ignore[assignment]
+SystemNoise.noisy = silent  # type: ignore[assignment]
 
 
 def record(arrays: dict[str, Any]) -> ArrayRecord:

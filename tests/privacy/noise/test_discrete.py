@@ -20,7 +20,7 @@ from sordino.accounting.pricing import Discrete
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy import noise
 from sordino.privacy.noise import TOTAL_VARIATION, discrete_gaussian, discrete_laplace
-from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, SystemNoise
 
 MANY = 300_000
 ALARM = 1e-6
@@ -72,7 +72,7 @@ def test_small_scales_have_the_exact_weights(law: str, scale: float) -> None:
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.5])
 def test_the_system_source_has_them_too(law: str, scale: float) -> None:
     draw, weights = LAWS[law]
-    assert chi_square(draw(System(), MANY // 2, scale), weights, scale) > 1e-9  # unseeded: one run in 10^9 fails
+    assert chi_square(draw(SystemNoise(), MANY // 2, scale), weights, scale) > 1e-9  # unseeded: one run in 10^9 fails
 
 
 @pytest.mark.one_fast
@@ -210,7 +210,7 @@ def test_the_variances_that_are_stated(sigma: float) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("source", [Counter(1), System()], ids=["counter", "system"])
+@pytest.mark.parametrize("source", [Counter(1), SystemNoise()], ids=["counter", "system"])
 def test_every_length_comes_and_lies_on_the_grid(law: str, source) -> None:
     draw, _ = LAWS[law]
     for count in (0, 1, 2, 1000):
@@ -226,7 +226,7 @@ def test_counters_repeat_and_the_system_does_not(law: str) -> None:
     draw, _ = LAWS[law]
     assert (draw(Counter(4), 100, 50.0) == draw(Counter(4), 100, 50.0)).all()
     assert (draw(Counter(4), 100, 50.0) != draw(Counter(5), 100, 50.0)).any()
-    source = System()
+    source = SystemNoise()
     assert (draw(source, 100, 50.0) != draw(source, 100, 50.0)).any()
 
 

@@ -20,7 +20,7 @@ from scipy import stats
 
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw, Steps
-from sordino.privacy.noise.sources import GRID, TABLE_ERROR, Counter, System, grid_step
+from sordino.privacy.noise.sources import GRID, TABLE_ERROR, Counter, SystemNoise, grid_step
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.types import Grant, NoiseSource
@@ -54,7 +54,7 @@ def on_grid(outputs: Floats, step: float) -> float:
 @pytest.mark.parametrize("law", LAWS)
 def test_neighbours_release_the_same_grid(law: str, draws: int) -> None:
     for x in (0.0, 1.0, 0.1, -2 / 3):
-        assert on_grid(release(law, x, System(), count=draws), STEP) == 1
+        assert on_grid(release(law, x, SystemNoise(), count=draws), STEP) == 1
     assert (
         on_grid(release(law, 0.1, Counter(1), count=draws), STEP) < 0.01
     )  # the simulation's float sampler is rejected
@@ -86,7 +86,9 @@ def test_the_textbook_laplace_is_broken_by_its_low_bits() -> None:
 
 
 def test_a_grid_leaves_no_output_impossible() -> None:
-    zero, one = (np.rint(release("laplace", x, System(), 1.0, 10**5) / grid_step(1.0)).astype(np.int64) for x in (0, 1))
+    zero, one = (
+        np.rint(release("laplace", x, SystemNoise(), 1.0, 10**5) / grid_step(1.0)).astype(np.int64) for x in (0, 1)
+    )
     shared = range(int(one.min()), int(zero.max()))  # inside both ranges every cell has mass from either input
     thresholds = LaplaceNoise().in_steps(round(1.0 / grid_step(1.0), 9)).thresholds
     assert np.all(np.diff(thresholds)[len(thresholds) // 4 : -len(thresholds) // 4] > 0)
@@ -104,7 +106,7 @@ def test_no_noise_is_narrower_than_what_is_priced(scale: float) -> None:
             return super().in_steps(4096.0)
 
     asked = list[float]()
-    System().noisy(Asked(), torch.zeros(1), scale)
+    SystemNoise().noisy(Asked(), torch.zeros(1), scale)
     assert 1 - TABLE_ERROR / 4 <= asked[0] / (scale / grid_step(scale)) <= 1 + 1e-12
 
 
@@ -138,14 +140,14 @@ def p_value(law: str, outputs: Floats, x: float, scale: float, width: int) -> fl
 )
 @pytest.mark.slow
 def test_the_law_on_the_grid_is_the_exact_one(law: str, x: float) -> None:
-    outputs = release(law, x, System())
+    outputs = release(law, x, SystemNoise())
     assert p_value(law, outputs, x, SCALE, width=200) > 1e-6  # the whole law
     assert p_value(law, outputs, x, SCALE, width=1) > 1e-6  # single cells
     for wrong in (0.98, 1.02):
-        assert p_value(law, release(law, x, System(), SCALE * wrong), x, SCALE, width=200) < 1e-6
+        assert p_value(law, release(law, x, SystemNoise(), SCALE * wrong), x, SCALE, width=200) < 1e-6
 
 
-class Fixed(System):
+class Fixed(SystemNoise):
     """The same words in every instance: two releases coupled in the best way."""
 
     def __init__(self) -> None:
@@ -187,7 +189,7 @@ def test_cutting_one_vector_toward_zero_shortens_it(x: list[float], exponent: in
 
 
 def test_but_cutting_a_sum_moves_it_further_than_its_summands() -> None:
-    # why `System` carries fractions instead: 10^4 coordinates just short of a step, one example that moves each by a
+    # why `SystemNoise` carries fractions instead: 10^4 coordinates just short of a step, one example that moves each by a
     # hair
     step = grid_step(1.0)
     base, moved = np.full(10**4, step * (1 - 1e-9)), np.full(10**4, step * (1 + 1e-9))
@@ -265,7 +267,7 @@ def test_the_fraction_carries_as_the_law_inside_a_cell_says(law: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 1e-300])
 def test_a_scale_without_a_grid_is_refused(scale: float) -> None:
     with pytest.raises(UnsoundGuarantee) as refusal:
-        System().noisy(GaussianNoise(), torch.zeros(3), scale)
+        SystemNoise().noisy(GaussianNoise(), torch.zeros(3), scale)
     assert refusal.value.code == "noise-scale-not-positive"
 
 
@@ -298,7 +300,7 @@ def test_a_fraction_that_is_compared_alone_carries_as_its_probability_says(law: 
 
 def test_noise_comes_in_the_precision_of_the_values() -> None:
     for dtype, found in ((torch.float32, torch.float32), (torch.float64, torch.float64), (torch.int64, torch.float64)):
-        noisy = System().noisy(LaplaceNoise(), torch.zeros(3, dtype=dtype), 1.0)
+        noisy = SystemNoise().noisy(LaplaceNoise(), torch.zeros(3, dtype=dtype), 1.0)
         assert noisy.dtype == found
         assert on_grid(noisy.double().numpy(), grid_step(1.0)) == 1
 
@@ -312,5 +314,5 @@ def test_where_numpy_has_no_long_numbers_tables_would_be_too_coarse_and_no_real_
     with np.errstate(invalid="ignore"):
         assert table_error(law, 4097.0, table(law, 4097.0), every=997) > 10 * TABLE_ERROR
     with pytest.raises(UnsoundGuarantee) as refusal:
-        release(law, 0.5, System(), count=2)
+        release(law, 0.5, SystemNoise(), count=2)
     assert refusal.value.code == "noise-needs-long-numbers"

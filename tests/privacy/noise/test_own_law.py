@@ -29,7 +29,7 @@ from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee, Unsuppor
 from sordino.planning.accounts import STATES
 from sordino.planning.planner import Planner
 from sordino.privacy.noise import LAWS, GaussianNoise, IntegerNoiseLaw, LaplaceNoise, NoiseLaw, Steps
-from sordino.privacy.noise.sources import TABLE_ERROR, Counter, System
+from sordino.privacy.noise.sources import TABLE_ERROR, Counter, SystemNoise
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare
@@ -224,7 +224,7 @@ def noise(source: Any, many: int = 200_000) -> np.ndarray:
     return np.asarray(sent["w"]) / (1.7 * 2)
 
 
-@pytest.mark.parametrize("source", [Counter(5), System()])
+@pytest.mark.parametrize("source", [Counter(5), SystemNoise()])
 def test_its_noise_is_drawn_in_simulations_and_for_people(source: Any) -> None:
     drawn = noise(source)
     assert stats.kstest(drawn, "logistic", method="asymp").pvalue > 1e-6

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sordino.config import validate
 from sordino.errors import ConfigError
-from sordino.privacy.noise.sources import Counter, System
-from sordino.privacy.uplink.privunit import MOST, STEP, Cap, PureDirection, cap_at, parameters, privunit
+from sordino.privacy.noise.sources import Counter, SystemNoise
+from sordino.privacy.uplink.privunit import MOST, STEP, PureDirection, SphereCap, cap_at, parameters, privunit
 from sordino.runs.run import start
 
 D, DRAWS = 20, 400_000
@@ -31,7 +31,7 @@ def towards(dimension: int = D) -> Tensor:
     return 3 / math.sqrt(float(rising.square().sum())) * rising
 
 
-def answers(cap: Cap, count: int, key: int = 1) -> Tensor:
+def answers(cap: SphereCap, count: int, key: int = 1) -> Tensor:
     return privunit(towards(cap.dimension).expand(count, -1), cap, Counter(key))
 
 
@@ -105,7 +105,7 @@ def test_extreme_budgets_have_caps_too() -> None:
     assert parameters(2, MOST).length == pytest.approx(1, abs=1e-3)
 
 
-def lost(cap: Cap) -> float:
+def lost(cap: SphereCap) -> float:
     """The delta at the cap's own epsilon between v and -v, in steps of the answer along v, with the exact counts of
     52-bit words by which -v reaches the cap of v.
     """
@@ -115,7 +115,7 @@ def lost(cap: Cap) -> float:
     return float(np.maximum(near - math.exp(cap.epsilon) * far, 0).sum())
 
 
-def steps_in(cap: Cap) -> NDArray[np.float64]:
+def steps_in(cap: SphereCap) -> NDArray[np.float64]:
     found = cap.gamma + STEP / math.sqrt(cap.dimension) * np.arange(40_000)
     return found[found < 1]
 
@@ -153,7 +153,7 @@ def test_every_answer_is_as_long_as_any_other() -> None:
     assert torch.allclose(lengths, torch.full_like(lengths, cap.length), rtol=STEP)  # and so says nothing
 
 
-def follows_the_law(along: NDArray[np.float64], cap: Cap) -> bool:
+def follows_the_law(along: NDArray[np.float64], cap: SphereCap) -> bool:
     """The component along v: how often it lies in the cap, and how it is spread there and elsewhere."""
     inside, count = along >= cap.gamma, len(along)
     if abs(inside.sum() - count * cap.p) > 5 * math.sqrt(count * cap.p * (1 - cap.p)):
@@ -186,7 +186,7 @@ def test_the_component_along_v_and_what_is_across(dimension: int, epsilon: float
 
 @pytest.mark.parametrize("other", [parameters(D, 4.5), parameters(D - 1, 5.0), cap_at(D, 5.0, 1.5)])
 @pytest.mark.slow
-def test_the_law_check_catches_another_law(other: Cap) -> None:
+def test_the_law_check_catches_another_law(other: SphereCap) -> None:
     """Negative control: answers with another promise, in another dimension, or for another cap with the same promise."""
     cap = parameters(D, 5.0)
     along = (answers(cap, 40_000, key=3) @ towards()).numpy() / (3 * cap.length)
@@ -223,7 +223,7 @@ def test_draws_repeat_for_the_same_key_only() -> None:
     assert one.shape == (D,)
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
-    assert not torch.equal(privunit(towards(), cap, System()), privunit(towards(), cap, System()))
+    assert not torch.equal(privunit(towards(), cap, SystemNoise()), privunit(towards(), cap, SystemNoise()))
 
 
 # refusals -------------------------------------------------------------------------------------------------------------

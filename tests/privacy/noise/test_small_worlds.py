@@ -22,9 +22,9 @@ from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Laplace
 from sordino.accounting.statement import lacking
 from sordino.privacy import noise
 from sordino.privacy.noise import TOTAL_VARIATION, GaussianNoise, LaplaceNoise
-from sordino.privacy.noise.sources import TABLE_ERROR, System, grid_step
+from sordino.privacy.noise.sources import TABLE_ERROR, SystemNoise, grid_step
 from sordino.privacy.readers import responses
-from sordino.privacy.uplink.privunit import FLOAT_ERROR, Cap, PureDirection, parameters
+from sordino.privacy.uplink.privunit import FLOAT_ERROR, PureDirection, SphereCap, parameters
 from tests.helpers.exact_laws import (
     HALF,
     PRECISION,
@@ -145,7 +145,7 @@ def test_the_delta_of_many_responses_is_that_of_all_their_answers(levels: int) -
 # random directions ----------------------------------------------------------------------------------------------------
 
 
-def directions(cap: Cap) -> tuple[Law, Law]:
+def directions(cap: SphereCap) -> tuple[Law, Law]:
     """Where the answers to two directions lie whose caps do not meet: in the first cap, the second, or in neither. The
     coin of 52 bits is the program's, and so is the cap's part of the sphere.
     """
@@ -246,7 +246,7 @@ def test_gaussian_noise_on_integers_is_rounded_gaussian_noise(n: int, monkeypatc
     """
     asked: list[float] = []
     monkeypatch.setattr(noise, "discrete_gaussian", lambda source, count, sigma: asked.append(sigma))
-    GaussianNoise().whole(System(), 1, n)
+    GaussianNoise().whole(SystemNoise(), 1, n)
     monkeypatch.undo()
     assert apart(gaussian_law(asked[0]), n) < 0.021 / n**4
     assert 0.019 / n**2 < apart(gaussian_law(n), n) < 0.021 / n**2

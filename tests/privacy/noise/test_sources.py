@@ -23,7 +23,7 @@ from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
 from sordino.audits.noise_sources import Weak
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
-from sordino.privacy.noise.sources import SECRET, Counter, System, for_client, for_round, for_run
+from sordino.privacy.noise.sources import SECRET, Counter, SystemNoise, for_client, for_round, for_run
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
@@ -72,7 +72,7 @@ def p_value(law: Law, noise: Floats) -> float:
     return float(stats.kstest(noise, {"gaussian": "norm", "laplace": "laplace"}[law], method="asymp").pvalue)
 
 
-SOURCES: dict[str, NoiseSource] = {"counter": Counter(keys.word(keys.root(9))), "system": System()}
+SOURCES: dict[str, NoiseSource] = {"counter": Counter(keys.word(keys.root(9))), "system": SystemNoise()}
 # every place, law and source, and both laws from either source; the other combinations in the slow tier
 FIRST = {
     ("client", "laplace", "system"),
@@ -115,7 +115,7 @@ def test_a_scale_wrong_by_two_percent_is_rejected(law: Law, factor: float) -> No
     assert p_value(law, noise) < 1e-6
 
 
-@pytest.mark.parametrize("source", [Counter(4), System()], ids=lambda s: s.name)
+@pytest.mark.parametrize("source", [Counter(4), SystemNoise()], ids=lambda s: s.name)
 def test_a_tiny_scale_is_not_lost_in_single_precision(source: NoiseSource) -> None:
     sent = Uplink(client=(Clip(1e-30), Noise())).encode({"w": torch.zeros(10**5)}, Grant(0, 1, 1, source, 1e-3))
     assert float(sent["w"].double().std()) == pytest.approx(2e-33, rel=0.02, abs=0)
@@ -194,7 +194,7 @@ def test_what_is_drawn_once_in_a_run_is_each_client_s_own_and_the_same_again() -
     assert distinct([*drawn(), for_run("system", 0, secret[::-1], 0).child(*PARTS[0]).coins(64, 0.5).tolist()])
 
 
-def one_process(source: System, out: Connection) -> None:
+def one_process(source: SystemNoise, out: Connection) -> None:
     out.send([source.coins(64, 0.5).tolist(), source.child("any").coins(64, 0.5).tolist()])
 
 
@@ -217,9 +217,9 @@ def distinct(streams: list[list[bool]]) -> bool:
 
 @pytest.mark.slow
 def test_the_system_source_never_repeats() -> None:
-    constructed = [System().coins(64, 0.5).tolist() for _ in range(2000)]
+    constructed = [SystemNoise().coins(64, 0.5).tolist() for _ in range(2000)]
     assert distinct(constructed)
-    parent = System()
+    parent = SystemNoise()
     used = [parent.coins(64, 0.5).tolist()]
     shared = coins_of_processes("fork", [parent] * 8)  # one object, copied into 8 processes
     assert distinct([*used, *shared, parent.coins(64, 0.5).tolist()])
@@ -229,7 +229,7 @@ def test_a_forked_stream_without_a_guard_is_caught() -> None:
     assert not distinct(coins_of_processes("fork", [Frozen()] * 2))
 
 
-class Frozen(System):
+class Frozen(SystemNoise):
     """A twin whose stream a fork copies."""
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class Frozen(System):
 
 @pytest.mark.slow
 def test_spawned_processes_share_no_stream() -> None:
-    assert distinct(coins_of_processes("spawn", [System() for _ in range(3)]))
+    assert distinct(coins_of_processes("spawn", [SystemNoise() for _ in range(3)]))
 
 
 # ---------------------------------------------------------------- where it is added

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sordino.data.dataset import area
 from sordino.errors import ConfigError, DomainError, SordinoError
-from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, SystemNoise
 from sordino.privacy.readers import responses
 from sordino.types import LocalWork, NoiseSource
 
@@ -239,7 +239,7 @@ def test_answers_are_the_same_for_the_same_key_and_blocks_share_nothing(monkeypa
 
 def test_the_operating_system_s_answers_differ_each_time() -> None:
     given = torch.full((10_000,), 4, dtype=torch.uint8)
-    one, two = responses.respond(given, 5.0, K, System()), responses.respond(given, 5.0, K, System())
+    one, two = responses.respond(given, 5.0, K, SystemNoise()), responses.respond(given, 5.0, K, SystemNoise())
     assert not torch.equal(one, two)
     assert abs((one == 4).double().mean().item() - 0.8812) < 5 * 0.00324  # false alarm 6e-7
 

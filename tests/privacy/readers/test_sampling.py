@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sordino import keys
-from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, SystemNoise
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, Sampling
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, LocalWork, NoiseSource
@@ -53,7 +53,7 @@ def worst_z(draws: Draws) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "source", [pytest.param(Counter(5), id="counter", marks=pytest.mark.slow), pytest.param(System(), id="system")]
+    "source", [pytest.param(Counter(5), id="counter", marks=pytest.mark.slow), pytest.param(SystemNoise(), id="system")]
 )
 def test_every_example_tosses_its_own_coin_at_every_read(source: NoiseSource) -> None:
     draws = drawn(source)

@@ -9,7 +9,7 @@ import torch
 
 from sordino import tree
 from sordino.fast.factored import ClientRows, Lazy, Span
-from sordino.privacy.noise.sources import System
+from sordino.privacy.noise.sources import SystemNoise
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates
 from sordino.privacy.uplink.stages import Clip, ClipLayers, Weigh
@@ -31,7 +31,7 @@ def sent(stages: tuple[object, ...]) -> tree.Tree:
     uplink = Uplink(client=stages)  # type: ignore[arg-type]
     uplink.bound(24)
     return uplink.encode(
-        {"w": Span(ClientRows(rows), c), "b": torch.randn(3, generator=draw)}, Grant(0, 5, 10, System())
+        {"w": Span(ClientRows(rows), c), "b": torch.randn(3, generator=draw)}, Grant(0, 5, 10, SystemNoise())
     )
 
 

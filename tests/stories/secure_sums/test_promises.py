@@ -14,7 +14,7 @@ from scipy.stats import binom, norm
 
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import Claim
-from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, Poisson
+from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, NoAccess, NonPrivate, Poisson
 from sordino.config import gates
 from sordino.engine.executor import SecureSum
 from sordino.planning.accounts import OpenRound
@@ -111,7 +111,7 @@ def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
     claim = ours["server"]
     assert RAW not in claim.because
     if kind.endswith("shared"):
-        assert (claim.event, claim.status) == (Nothing(), "conditional")
+        assert (claim.event, claim.status) == (NoAccess(), "conditional")
         assert SHARED in claim.because
         assert any("no published model, no stop" in line for line in claim.because)  # it would see them
     else:

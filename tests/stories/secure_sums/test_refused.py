@@ -29,7 +29,7 @@ from sordino.errors import (
 from sordino.ledger.ledger import State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.channels import Opened
+from sordino.privacy.uplink.channels import OpenedSum
 from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.secure_stages import (
     Aggregated,
@@ -221,7 +221,7 @@ def test_a_decrypted_sum_that_fails_its_check_is_not_used(monkeypatch: pytest.Mo
     """As between sites: the round is broken off, and its model stays."""
     channel, values = Ciphertexts(Encrypted(testing=True, key_bits=2048), Layout()), np.arange(10)
 
-    def found() -> Opened:
+    def found() -> OpenedSum:
         return channel.sum(0, ((k, values) for k in range(3)), range(3), 10, None)
 
     assert (found().who, found().total.tolist()) == ([0, 1, 2], (3 * values).tolist())  # the control

@@ -13,7 +13,7 @@ import pytest
 from sordino.data.dataset import Array, ImageNeeds
 from sordino.errors import ConfigError, DataError, RunError
 from sordino.synthesis.public_images import store
-from sordino.synthesis.public_images.store import REDRAWN, Drawn, draw_all, gathered
+from sordino.synthesis.public_images.store import REDRAWN, DrawnImages, draw_all, gathered
 
 TEXTS = (tuple(f"cat {n}" for n in range(6)), tuple(f"dog {n}" for n in range(6)))
 DEPENDS = {"backend": "painter", "model": "m@1", "steps": 50, "guidance": 7.5, "size": 32}
@@ -46,7 +46,7 @@ class Painter:
         return np.random.default_rng([seed, *words]).integers(0, 256, (32, 32, 3), np.uint8)
 
 
-def draw(wanted: ImageNeeds, painter: Painter, texts: Any = TEXTS, **changed: Any) -> Drawn:
+def draw(wanted: ImageNeeds, painter: Painter, texts: Any = TEXTS, **changed: Any) -> DrawnImages:
     return draw_all(wanted, texts, DEPENDS | changed, 4, painter.start)
 
 

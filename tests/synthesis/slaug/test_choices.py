@@ -33,7 +33,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.synthesis.slaug import Served
 from sordino.synthesis.slaug.generator import skill
-from sordino.synthesis.slaug.training import Calibrated, Moving
+from sordino.synthesis.slaug.training import Calibrated, MomentumState
 from sordino.types import Grant, Received
 from tests.helpers import slaug_runs
 
@@ -190,7 +190,7 @@ def test_a_device_keeps_its_momentum_between_its_rounds(tmp_path: Path, monkeypa
     real = Calibrated.trained
 
     def trained(self: Calibrated, task: Any, down: Any, c: Any, shard: Any, key: Any) -> Any:
-        assert isinstance(c, Moving)
+        assert isinstance(c, MomentumState)
         who = int(shard.public.x.long().sum())  # told apart by what they drew
         began.setdefault(who, []).append(float(tree.norm(c.velocity)) - ended.get(who, 0.0))
         y, after = real(self, task, down, c, shard, key)
@@ -210,7 +210,7 @@ def test_without_it_nothing_is_kept(sent: Path) -> None:
     parts = simulated(config.load(sent / "experiment.toml"))
     assert parts.setup.algorithm.init_client(parts.setup.task) == Client(torch.tensor(0))
     code = simulated(config.validate(RUN | {"algorithm": {**SLAUG, "preset": "released_code", "probe": "test"}}))
-    assert isinstance(code.setup.algorithm.init_client(code.setup.task), Moving)
+    assert isinstance(code.setup.algorithm.init_client(code.setup.task), MomentumState)
 
 
 def test_a_method_beside_real_noise_ranks_nobody_by_test_examples(monkeypatch: pytest.MonkeyPatch) -> None:

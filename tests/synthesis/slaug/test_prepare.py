@@ -19,8 +19,17 @@ from sordino.errors import SordinoError
 from sordino.runs.run import resume, start
 from sordino.synthesis import generators
 from sordino.synthesis.slaug import generator
-from sordino.synthesis.slaug.generator import Anchor, Made, Recipe, distances, nearest, ranked, requests, skill
-from sordino.synthesis.slaug.prepare import Ask, Asking, Prototype, Ranked, Train
+from sordino.synthesis.slaug.generator import (
+    Anchor,
+    Recipe,
+    TrainedGenerator,
+    distances,
+    nearest,
+    ranked,
+    requests,
+    skill,
+)
+from sordino.synthesis.slaug.prepare import Ask, AskingState, Prototype, Ranked, Train
 from sordino.synthesis.slaug.prepare import Up as Trained
 from sordino.types import Examples, Params, Received
 from tests.laws.traces import Killed, die_after, differences, finished, trace
@@ -74,7 +83,7 @@ ANCHORS: list[list[Anchor]] = []
 class Noting(Recipe):
     """Makes nothing, and notes what of."""
 
-    def make(self, home: Any, anchors: Sequence[Anchor]) -> Made:
+    def make(self, home: Any, anchors: Sequence[Anchor]) -> TrainedGenerator:
         ANCHORS.append(list(anchors))
         return self.template()
 
@@ -82,7 +91,7 @@ class Noting(Recipe):
 ORDER = torch.tensor([[2, 2, 1, 0], [1, 0, 2, 3], [0, 1, 3, 1]])  # ranks x classes: devices
 
 
-def asking(prototypes: int | None = None) -> tuple[Ask, Asking]:
+def asking(prototypes: int | None = None) -> tuple[Ask, AskingState]:
     made = task()
     ask = Ask(recipe=Noting(keep=2), prototypes=prototypes).fitted(PublicFacts((8, 8, 1), 4, (5, 5, 5, 5), 9))
     table = torch.zeros(4, 4, dtype=DOUBLE)
@@ -93,7 +102,7 @@ def asking(prototypes: int | None = None) -> tuple[Ask, Asking]:
     return ask, ask.begin(made, KEY, before, World(made))
 
 
-def answered(ask: Ask, s: Asking, declines: set[int] = frozenset(), silent: set[int] = frozenset()) -> Asking:  # type: ignore[assignment]
+def answered(ask: Ask, s: AskingState, declines: set[int] = frozenset(), silent: set[int] = frozenset()) -> AskingState:  # type: ignore[assignment]
     """A round in which these devices decline and those say nothing. An answer's mean has the device in every place."""
     ups = []
     for k in ask.requested_clients(s):
@@ -106,7 +115,7 @@ def answered(ask: Ask, s: Asking, declines: set[int] = frozenset(), silent: set[
     return ask.update(s, Received(ups[0] if ups else None, 1.0, lambda: ups), World(task()))
 
 
-def asked(ask: Ask, s: Asking) -> dict[int, int]:
+def asked(ask: Ask, s: AskingState) -> dict[int, int]:
     """Which class is asked of which device."""
     down = ask.broadcast(s)
     found = {k: int(ask.per_client_message(down, k).label) for k in ask.requested_clients(s)}

@@ -260,7 +260,7 @@ class OpenAIChat:
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         # a proxy of the environment must not see requests to this machine; nor may a redirect take the key elsewhere
         proxies = urllib.request.ProxyHandler({} if self.local else None)
-        with urllib.request.build_opener(proxies, _Stay()).open(request, timeout=self.timeout) as answer:
+        with urllib.request.build_opener(proxies, _NoRedirects()).open(request, timeout=self.timeout) as answer:
             found: bytes = answer.read(LARGEST)
             return found
 
@@ -292,7 +292,7 @@ class OpenAIChat:
         )
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object, **__: object) -> None:
         return None  # the redirect is then an error like any other status
 
