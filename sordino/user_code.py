@@ -26,6 +26,7 @@ _HERE = str(Path(__file__).parent)
 _FILES: set[str] = set()  # of classes that were named in this process, and of those they are made from
 LIBRARIES = ("sordino", "torch", "builtins", "abc", "typing", "numpy", "pandas", "pyarrow")  # blamed for nothing
 SESSION = "session:"
+ROWS = SESSION + "data"  # lent by Python as arrays or a table: no code
 _LENT: ContextVar[Mapping[str, object] | None] = ContextVar("lent", default=None)
 T = TypeVar("T")
 
@@ -40,11 +41,8 @@ def named(table: object) -> Iterator[str]:
     if isinstance(table, str):
         if _NAME.fullmatch(table):
             yield table
-    elif isinstance(table, Mapping):
-        for value in table.values():
-            yield from named(value)
-    elif isinstance(table, list | tuple):
-        for value in table:
+    elif isinstance(table, Mapping | list | tuple):
+        for value in table.values() if isinstance(table, Mapping) else table:
             yield from named(value)
 
 

@@ -18,7 +18,6 @@ TRAIN = "train"  # a function that trains: algorithm.of
 LISTED = ("metrics", "evaluation.metrics", "callbacks")
 DATA = "data"  # the name of data in memory
 FRAMES = {("pandas", "DataFrame"), ("datasets", "Dataset")}  # that may not hand over columns as Arrow does
-LENT_PATH = user_code.SESSION + DATA
 
 
 class NamedSettings(NamedTuple):
@@ -96,8 +95,8 @@ def objects(given: Settings) -> dict[str, object]:
 def _source_of(value: object) -> dict[str, object]:
     """Settings that name data in memory; {} if the value is a table of settings or a name."""
     if _is_table(value):
-        return {"data.source": "tabular", "data.path": LENT_PATH}
-    return {"data.source": LENT_PATH} if _is_rows(value) else {}
+        return {"data.source": "tabular", "data.path": user_code.ROWS}
+    return {"data.source": user_code.ROWS} if _is_rows(value) else {}
 
 
 def _is_table(value: object) -> bool:

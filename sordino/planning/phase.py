@@ -316,7 +316,7 @@ class PlannedPhase:
 
 
 def shown_rows(made: Experiment) -> tuple[str, ...]:
-    """Names of user code that can see rows of data: networks, losses, parts of a method, readers and uplinks. Only
-    names are read, so a process that imports none of it gets the same result."""
-    shown = made.algorithm, made.model, made.loss, made.read, made.uplink
-    return tuple(dict.fromkeys(user_code.named(shown)))
+    """Names of user code that can see rows of data: sources, networks, losses, parts of a method, readers and uplinks.
+    Only names are read, so a process that imports none of it gets the same result."""
+    shown = made.data.source, made.algorithm, made.model, made.loss, made.read, made.uplink
+    return tuple(name for name in dict.fromkeys(user_code.named(shown)) if name != user_code.ROWS)

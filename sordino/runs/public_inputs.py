@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from sordino import user_code
 from sordino.config import Data
-from sordino.config.session import LENT_PATH
 from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED, Dataset, Stats
 from sordino.data.schema import BYTES, TableSchema, TokenColumn
 from sordino.errors import UnsoundGuarantee
@@ -105,7 +104,7 @@ class Disclosures:
         made, data, void = self.source.experiment, self.source.data, self.void
         shown = made.algorithm, made.model, made.partition, made.loss, made.evaluation.metrics, data.source
         code = dict.fromkeys(user_code.named(shown))
-        trusted = tuple(TRUSTED.format(name) for name in code if name != LENT_PATH)
+        trusted = tuple(TRUSTED.format(name) for name in code if name != user_code.ROWS)
         own = (ALONE.format(data.source),) if self.source.own is not None else ()
         name = str(made.model.get("name"))
         warm = (WARM.format(name),) if user_code.is_own(name) else ()

@@ -189,9 +189,16 @@ SECRET_ROWS = [
     one(
         "a user's own loss that is no code",
         "planning/phase.py",
-        "shown = made.algorithm, made.model, made.loss, made.read, made.uplink",
-        "shown = made.algorithm, made.model, made.read, made.uplink",
+        "made.algorithm, made.model, made.loss, made.read, made.uplink",
+        "made.algorithm, made.model, made.read, made.uplink",
         f"{OWN_CODE}::test_a_promise_about_rows_that_own_code_sees_is_conditional",
+    ),
+    one(
+        "a user's own source of rows that is no code",
+        "planning/phase.py",
+        "shown = made.data.source, made.algorithm,",
+        "shown = made.algorithm,",
+        f"{OWN_CODE}::test_whatever_is_shown_rows_is_found_by_its_name",
     ),
     one(
         "clients of one process as if each were alone",

@@ -140,11 +140,16 @@ def test_who_verifies_needs_none_of_the_code(tmp_path: Path) -> None:
         {"read": {"name": "mine:Reader"}},
         {"uplink": {"client": [{"name": "clip", "radius": 1.0}, {"name": "mine:Stage"}]}},
         {"model": {"name": "session:Net"}},
+        {"data": {"source": "mine:Rows"}},
     ],
 )
 def test_whatever_is_shown_rows_is_found_by_its_name(own: dict[str, Any]) -> None:
     assert len(shown_rows(config.validate({"privacy": {}, "algorithm": {"name": "fedavg"}} | own))) == 1
-    others = {"partition": {"scheme": "mine:Scheme"}, "evaluation": {"metrics": ["mine:metric"]}}
+    others: dict[str, Any] = {
+        "data": {"source": "session:data"},
+        "partition": {"scheme": "mine:Scheme"},
+        "evaluation": {"metrics": ["mine:metric"]},
+    }
     assert shown_rows(config.validate(others)) == ()
 
 
