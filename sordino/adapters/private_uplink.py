@@ -164,7 +164,7 @@ class PrivateUplink:
             {
                 "name": f"uplink of a {side}",
                 "rounds": terms.rounds,
-                "data": {"source": "elsewhere:Data"},
+                "data": {"source": "elsewhere:Program"},
                 "partition": {"scheme": "iid", "clients": terms.clients},
                 "cohort": {"name": "everyone"} if terms.rate is None else {"name": "poisson", "rate": terms.rate},
                 "algorithm": {"name": "fedavg"},

@@ -17,7 +17,7 @@ from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.connecting import PARTING
 from sordino.transport.message import Message
 from sordino.transport.run_events import RunEvent, What
-from sordino.transport.sites import FOREVER, SOON, Bodies, Sites, made
+from sordino.transport.sites import FOREVER, SOON, Bodies, Sites
 from sordino.tree import Tree
 from sordino.types import Terms
 
@@ -51,7 +51,7 @@ class RemoteSites(Sites):
     _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
     _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
     _told: tuple[str, float] = ("", 0.0)  # what was last said of a round that waits, and when
-    _there: int = 0  # bytes of the broadcasts of a round in one message
+    _there: int = 0  # bytes of the last message that asked for a round
     _back: int = 0  # bytes of the messages in the longest answer
     _stop: float = FOREVER  # when a round ends without those who are silent, once somebody wants to stop
     _newer: bool = False  # true where a site has signed a head that is not kept yet
@@ -242,13 +242,20 @@ class RemoteSites(Sites):
     def _writer(
         self, peer: str, command: Command, bodies: Bodies, ledger: str = "", digest: str = ""
     ) -> Callable[[], bytes]:
-        if isinstance(command, Round):
-            self._there = sum(map(len, made(bodies)))
-        write, stands = super()._writer(peer, command, bodies, self.ledger(), digest), self.ledger()
-        if not self.carrier.starts_anew or isinstance(command, Begin):
-            return write
-        begin = super()._writer
-        return lambda: begin(peer, *self._first_messages(peer)[0], stands)() + write()
+        write, begin, stands = (
+            super()._writer(peer, command, bodies, self.ledger(), digest),
+            super()._writer,
+            self.ledger(),
+        )
+        anew = self.carrier.starts_anew and not isinstance(command, Begin)
+
+        def written() -> bytes:
+            first, message = begin(peer, *self._first_messages(peer)[0], stands)() if anew else b"", write()
+            if isinstance(command, Round):
+                self._there = len(message)
+            return first + message if first else message  # without a copy of a long one
+
+        return written
 
     def away(self, client: int) -> bool:
         return self._site_of[client] not in self._here or super().away(client)

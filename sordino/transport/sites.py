@@ -39,11 +39,6 @@ class Patience:
     deadline: float = FOREVER  # a site that is silent for so long is given up, where a carrier can
 
 
-def made(bodies: Bodies) -> Sequence[bytes]:
-    """Bodies of a message, encoded now where that was left to a function."""
-    return bodies() if callable(bodies) else bodies
-
-
 @dataclass
 class _OpenMessage:
     """Message that was sent and not answered yet."""
@@ -271,8 +266,8 @@ class Sites(Executor):
         self, peer: str, command: Command, bodies: Bodies, ledger: str = "", digest: str = ""
     ) -> Callable[[], bytes]:
         """Function that writes the message to a site, called each time that the message is delivered."""
-        told = asdict(command)
-        return lambda: self.signer.write(peer, self.stage, told, made(bodies), ledger, digest)
+        told, make = asdict(command), bodies if callable(bodies) else lambda: bodies
+        return lambda: self.signer.write(peer, self.stage, told, make(), ledger, digest)
 
     def _wait(self, until: float) -> None:
         """Takes in the next answers, waiting at most until `until`; sends refused messages again when it is time, and
