@@ -90,11 +90,11 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     who = ANYONE if len(adversaries) == len(WHO) else ", and against ".join(WHO[a] for a in adversaries)
     what, reasons, printed = WHAT[row.unit], "; ".join(row.because), row.nominal_epsilon
     if not row.finite and printed is not None:
-        composed = row.nominal_composed
-        rounds = f" (for all rounds together it gives {composed:.3g})" if composed not in (None, printed) else ""
+        composed = row.nominal_composed or printed
+        rounds = "" if composed == printed else f" (for all rounds together it gives {epsilon_text(composed)})"
         return (
-            f"Nothing is promised about {what}, against {who}. The published formula gives epsilon {printed:.3g}"
-            f"{rounds}; it proves nothing: {reasons}."
+            f"Nothing is promised about {what}, against {who}. The published formula gives epsilon "
+            f"{epsilon_text(printed)}{rounds}; it proves nothing: {reasons}."
         )
     if not row.finite:
         return f"Nothing is promised about {what}, against {who}: {reasons or 'no noise covers it'}."
@@ -104,8 +104,8 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     )
     if row.status == "nominal" and printed is not None:
         return (
-            f"About {what}, against {who}: the published formula gives epsilon {printed:.3g}. That number proves "
-            f"nothing ({reasons}). What does hold: {holds} (epsilon {epsilon_text(row.epsilon)})."
+            f"About {what}, against {who}: the published formula gives epsilon {epsilon_text(printed)}. That number "
+            f"proves nothing ({reasons}). What does hold: {holds} (epsilon {epsilon_text(row.epsilon)})."
         )
     because = f" This rests on: {reasons}." if reasons else ""
     return f"About {what}, against {who}: {holds}.{because}"
@@ -117,7 +117,7 @@ def in_short(row: Guarantee, simulated: bool, by: Sequence[Adversary] = ()) -> s
     said = f"ε {epsilon_text(row.epsilon)} {who}, δ {delta_text(row.delta)}, "
     if row.nominal_epsilon is None:
         return said + standing(row.status, simulated)
-    return said + f"{standing('holds', simulated)}; nominal {row.nominal_epsilon:.3g} proves nothing"
+    return said + f"{standing('holds', simulated)}; nominal {epsilon_text(row.nominal_epsilon)} proves nothing"
 
 
 def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:

@@ -370,4 +370,5 @@ def _sure(row: Guarantee, simulated: bool) -> str:
 
 
 def _both(row: Guarantee) -> str:
-    return f"{epsilon_text(row.epsilon)} holds; {row.nominal_epsilon:.3g} is printed and proves nothing"
+    printed = epsilon_text(row.nominal_epsilon or 0.0)
+    return f"{epsilon_text(row.epsilon)} holds; {printed} is printed and proves nothing"

@@ -20,7 +20,7 @@ from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
 from sordino.metrics import HEADLINES, MEASURED, Metric
 from sordino.metrics.measures import Point, curve, headline
-from sordino.report.charts import Axis, Line, LinePoint, Lines, ScatterPoint, lines, number, points
+from sordino.report.charts import Axis, Line, LinePoint, Lines, ScatterPoint, lines, points
 from sordino.report.frame import promises, self_contained, top
 from sordino.report.run_facts import COMPUTED, EPSILON, EVALUATOR, ROUND, SENT, score_axis, written
 from sordino.report.run_page import configuration
@@ -247,7 +247,7 @@ def _tradeoff(facts: ComparisonFacts, unit: Unit) -> Html:
             p.by,
             p.neighbours,
             epsilon_text(p.epsilon),
-            "" if p.nominal_epsilon is None else number(p.nominal_epsilon),
+            "" if p.nominal_epsilon is None else epsilon_text(p.nominal_epsilon),
             delta_text(p.delta),
             p.standing,
             write(p.score),

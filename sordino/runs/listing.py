@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sordino.accounting.events import Json
+from sordino.accounting.facts import epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import in_short
 from sordino.errors import RunError, SordinoError
@@ -143,7 +144,7 @@ def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
     row = strongest(rows)
     if row is None:
         printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)
-        return "nothing promised" + ("" if printed is None else f"; nominal {printed:.3g} proves nothing")
+        return "nothing promised" + ("" if printed is None else f"; nominal {epsilon_text(printed)} proves nothing")
     return in_short(row, simulated)
 
 
