@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from sordino.budget.plan import Plan
     from sordino.metrics import Scores
     from sordino.runs.play import Progress as Step
 
@@ -182,7 +183,7 @@ class LiveSpending:
             return "no budget pays for this noise" if step.setup.priced.promises else "ε ∞: nothing is promised"
         if step.round == step.rounds or self._clock() - self._last >= max(self.EVERY, self._cost / self.SHARE):
             self._compose(step)
-        share = f"{spent_share(step):.0%} of the budget is spent" if plan.budget else ""
+        share = f"{spent_share(step):.0%} of the budget is spent{_own_count(plan)}" if plan.budget else ""
         if not self._said:
             return share
         late = "" if self._round == step.round else f" after round {self._round}"
@@ -201,6 +202,14 @@ class LiveSpending:
         self._said = next((in_short(row, simulated(notes)) for row in rows if row.subject == offer.subject), "")
         self._last, self._round = self._clock(), step.round
         self._cost = self._last - begun
+
+
+def _own_count(plan: Plan) -> str:
+    """Words behind the share of a budget that a publication counts, which proves nothing."""
+    from sordino.accounting.pricing import NominalPrice
+    from sordino.receipts import OWN_COUNT
+
+    return OWN_COUNT if plan.claimed or isinstance(plan.pricing, NominalPrice) else ""
 
 
 def spent_share(step: Step) -> float:

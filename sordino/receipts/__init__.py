@@ -20,6 +20,8 @@ from sordino.accounting.events import KINDS, Json
 from sordino.accounting.facts import Epsilon, Fact, Format, Number
 from sordino.accounting.statement import Guarantee, OfPhase
 
+OWN_COUNT = ", by the publication's own count, which proves nothing"
+
 
 class Environment(Fact):
     """environment.json: the run's name, and where it was computed."""
@@ -86,12 +88,11 @@ class ReceiptBudget(Fact):
     def nominal(self, rows: Sequence[Guarantee]) -> bool:
         """True if it is counted by a publication's formula, which proves nothing, as one of the guarantees says."""
         printed = self.epsilon * self.spent_share.max
-        claimed = any(group.claimed is not None for group in self.groups)
-        return claimed or any(row.nominal_epsilon == printed for row in rows)
+        return any(one.claimed is not None for one in self.groups) or printed in [row.nominal_epsilon for row in rows]
 
     def caveat(self, rows: Sequence[Guarantee]) -> str:
         """Words to stand behind what is spent of it; empty where it is counted by a sound rule."""
-        return ", by the publication's own count, which proves nothing" if self.nominal(rows) else ""
+        return OWN_COUNT if self.nominal(rows) else ""
 
 
 class Receipt(Fact):

@@ -248,7 +248,7 @@ def _settings(experiment: Json, prefix: str = "") -> Json:
 
 def _promised(receipt: Receipt) -> dict[str, float]:
     """The finite guarantees, named by unit, neighbours, adversary and status, with their delta; and the share of the
-    budget that is spent.
+    budget that is spent, as `spent_share_nominal` where a publication's own count says it.
     """
     found: dict[str, float] = {}
     for row in receipt.guarantees:
@@ -256,4 +256,6 @@ def _promised(receipt: Receipt) -> dict[str, float]:
             about = "_".join(dict(row.subject).values())
             status = re.sub(r"\W+", "_", standing(row.status, receipt.simulated)).strip("_")
             found |= {f"epsilon_{about}_{status}": row.epsilon, f"delta_{about}": row.delta}
-    return found if receipt.budget is None else {**found, "spent_share": receipt.budget.spent_share.max}
+    if (budget := receipt.budget) is not None:
+        found["spent_share" + "_nominal" * budget.nominal(receipt.guarantees)] = budget.spent_share.max
+    return found

@@ -139,6 +139,7 @@ def spending_plan(unit: str, epsilon: float) -> Any:
         budget=SimpleNamespace(epsilon=epsilon),
         cap_of=lambda client: (10,),
         pricing=None,
+        claimed=False,
     )
 
 

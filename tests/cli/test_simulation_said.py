@@ -60,9 +60,10 @@ def test_a_budget_that_a_publication_counts_says_so(cli: Callable[..., Said], pl
     from sordino.receipts import documents
     from sordino.receipts.receipt import spending
     from sordino.report.dashboard.page import regions
-    from sordino.report.dashboard.run_state import RunMoment, WatchedRun
+    from sordino.report.dashboard.run_state import RunMoment, WatchedRun, metrics
     from sordino.report.run_facts import gather
     from sordino.report.run_page import annex_page, page
+    from sordino.runs import trackers
 
     own = "the publication's own count, which proves nothing"
     budget = re.compile(r"Budget of each client: .*?\.(?= )")
@@ -70,13 +71,18 @@ def test_a_budget_that_a_publication_counts_says_so(cli: Callable[..., Said], pl
     assert own not in proved
     published = ("algorithm=gaussian_sampled", "algorithm.variant=published", "privacy.epsilon=8", *TINY)
     run = place / "published" / "run"
-    sordino.run(None, *published, out=run)
+    assert f"100% of the budget is spent, by {own}" in " ".join(cli("run", *published, "--out", str(run)).err.split())
     (nominal,) = budget.findall(said(cli, place / "published", ("show", "RUN")))
     assert nominal.endswith(f"{own}.")
     assert "own count of epsilon, which proves nothing." in page(gather(run))
     assert f"of it, by {own}." in annex_page(documents.gather(run, None, code=False, anyway=False))
     assert own in regions(WatchedRun(run), RunMoment("finished", spending=spending(run)))["spent"]
     assert own in said(cli, place / "published", ("privacy", "spent", "RUN", "--by-client"))
+    for folder, labels in ((run, '{status="nominal"}'), (place / "counter" / "run", "")):
+        told = metrics(WatchedRun(folder), RunMoment("finished", spending=spending(folder)))
+        assert re.search(rf"^sordino_budget_left_ratio{re.escape(labels)} ", told, re.MULTILINE)
+        receipt = sordino.open_run(folder).receipt
+        assert f"spent_share{'_nominal' * bool(labels)}" in trackers._promised(receipt)
 
 
 @pytest.mark.parametrize("verb", [("show", "RUN"), ("privacy", "spent", "RUN")])

@@ -195,6 +195,20 @@ TOLD = [
         "tests/cli/test_simulation_said.py::test_a_budget_that_a_publication_counts_says_so",
     ),
     one(
+        "while a run goes on, a budget in a publication's count is told like one that is kept",
+        "cli/progress.py",
+        "OWN_COUNT if plan.claimed or isinstance(plan.pricing, NominalPrice) else",
+        "OWN_COUNT if plan.claimed else",
+        "tests/cli/test_simulation_said.py::test_a_budget_that_a_publication_counts_says_so",
+    ),
+    one(
+        "a monitor is told a budget in a publication's count like one that is kept",
+        "report/dashboard/run_state.py",
+        '{"status": "nominal"} if budget.nominal(now.spending.guarantees) else {}',
+        "{}",
+        "tests/cli/test_simulation_said.py::test_a_budget_that_a_publication_counts_says_so",
+    ),
+    one(
         "that a run began tells of rows, and no receipt says so",
         "runs/public_inputs.py",
         "fits = unread if self.source.schema is None else (FITS,)",

@@ -180,6 +180,7 @@ def test_alerts_ask_for_numbers_that_there_are() -> None:
     assert all(rule["annotations"]["summary"] for rule in rules)
     (low,) = [rule["expr"] for rule in rules if "budget" in rule["expr"]]
     assert "sordino_rounds_counted" in low  # of the same moment as the budget
+    assert "and ignoring(status) " in low  # which a publication's own count has, and the rounds have not
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)

@@ -214,7 +214,8 @@ MEANINGS = {
     "sordino_server_connected": "1 while this site is connected to the server",
     "sordino_rounds_counted": "Rounds that epsilon and budget are about: the ledger is read less often than the rest",
     "sordino_epsilon": "Epsilon of all releases in these rounds; +Inf: nothing is promised",
-    "sordino_budget_left_ratio": "Part of its budget that is left to the client that has spent most",
+    "sordino_budget_left_ratio": "Part of its budget that is left to the client that has spent most; with the status "
+    "nominal it is a publication's own count, which proves nothing",
 }
 
 
@@ -252,7 +253,8 @@ def _found(run: WatchedRun, now: RunMoment) -> Iterator[tuple[str, dict[str, str
         }
         yield "sordino_epsilon", labels, row.epsilon
     if (budget := now.spending.budget) is not None:
-        yield "sordino_budget_left_ratio", {}, 1 - budget.spent_share.max
+        labels = {"status": "nominal"} if budget.nominal(now.spending.guarantees) else {}
+        yield "sordino_budget_left_ratio", labels, 1 - budget.spent_share.max
 
 
 def _waits(events: Sequence[RunEvent]) -> bool:
