@@ -29,6 +29,7 @@ from sordino.engine.executor import device_of
 from sordino.engine.forks import ENDING
 from sordino.errors import SordinoError
 from sordino.fast import keep_freed_memory
+from sordino.privacy.readers.function_reader import empty_input
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
 from sordino.runs.simulation import simulated
@@ -121,10 +122,7 @@ def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
     prints goes to standard error.
     """
     messages, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing, end = os.pipe()  # /dev/null is a file that holds something in some containers, and missing in others
-    os.close(end)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    empty_input()
     os.dup2(2, 1)
     return messages, answers
 

@@ -11,7 +11,7 @@ import torch
 
 from sordino.errors import SordinoError
 from sordino.privacy.readers import function_reader
-from tests.algorithms.test_trainer import play, refusal
+from tests.algorithms.test_trainer import others_wrote, play, refusal  # noqa: F401
 from tests.helpers import trainers
 
 if not sys.platform.startswith("linux"):
@@ -36,6 +36,14 @@ def test_where_no_fork_computes_a_clean_process_does(
         assert torch.equal(apart[of], play(of, tmp_path / f"{of} in forks"))
     assert torch.equal(apart["remembers"], apart["sgd"])
     assert not trainers._SEEN
+
+
+@pytest.mark.slow
+def test_it_has_nothing_to_read(tmp_path: Path, others_wrote: None, used_an_accelerator: None) -> None:  # noqa: F811
+    """In a clean process that was started anew."""
+    for started in function_reader._CLEAN.values():
+        started.end()
+    assert torch.equal(play("reads", tmp_path / "reads"), play("sgd", tmp_path / "sgd"))
 
 
 @pytest.mark.slow

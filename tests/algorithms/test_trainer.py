@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,25 @@ def play(of: str, folder: Path, **more: Any) -> Tensor:
     own = {"name": "trainer", "of": f"tests.helpers.trainers:{of}"}
     made = BY_NAME["fedavg"].experiment(**{"rounds": 1, "algorithm": own, **more})
     return flat(sordino.run(made.model_dump(exclude_unset=True), out=folder))
+
+
+@pytest.fixture
+def others_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A file is this process's input, and /dev/null in the place of an empty one."""
+    (file := tmp_path / "null").write_text("of others")
+    monkeypatch.setattr(os, "devnull", str(file))
+    own, mine = os.dup(0), os.open(file, os.O_RDONLY)
+    os.dup2(mine, 0)
+    yield
+    os.dup2(own, 0)
+    os.close(own)
+    os.close(mine)
+
+
+def test_it_has_nothing_to_read(others_wrote: None) -> None:
+    """What one client has read of a file the next has not, whose process shares its place in it."""
+    assert trained(trainers.reads)
+    assert os.read(0, 3) == b"of "
 
 
 @pytest.mark.slow

@@ -134,6 +134,13 @@ TOGETHER = [
         f"{FORKS}::test_what_is_said_twice_in_a_round_lies_in_two_places",
     ),
     one(
+        "a training function reads on where that of the client before has stopped",
+        "privacy/readers/function_reader.py",
+        "empty_input()  # where one client",
+        "pass  # where one client",
+        "tests/algorithms/test_trainer.py::test_it_has_nothing_to_read",
+    ),
+    one(
         "a training function that is called where it has been called before",
         "privacy/readers/function_reader.py",
         "return _in_fresh_process(lambda: to(rows))",

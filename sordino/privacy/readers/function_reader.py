@@ -170,9 +170,7 @@ class _CleanProcess:
         mine, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", module, str(its.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], process_group=0
-        )
+        self._process = subprocess.Popen(command, env=environment, pass_fds=[its.fileno()], process_group=0)
         its.close()
         self._line, self._owner, self._imports = mine, os.getpid(), list[str]()
 
@@ -215,6 +213,7 @@ def _in_clean_process(module: str, request: bytes) -> Params:
 
 def forking(line: socket.socket, compute: Callable[[bytes], Params]) -> None:
     """Main loop of a clean process: it forks for each call, and only the fork reads the call's data."""
+    empty_input()
     while True:
         said, ends, _, _ = socket.recv_fds(line, 1 << 20, 1)
         if not ends:  # whoever asks is gone
@@ -248,6 +247,7 @@ def answer(compute: Callable[[], Params], write: int, parent: int) -> NoReturn:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        empty_input()  # where one client has stopped to read, the next would go on
         torch.set_num_threads(1)  # the threads of a matrix product have not survived the fork
         known, tensors = set(sys.modules), b""
         try:
@@ -268,6 +268,16 @@ def answer(compute: Callable[[], Params], write: int, parent: int) -> NoReturn:
         sys.stdout.flush()
     finally:
         os._exit(0)
+
+
+def empty_input() -> None:
+    """Leaves this process nothing to read. /dev/null is a file that holds something in some containers, and missing in
+    others.
+    """
+    nothing, end = os.pipe()
+    os.close(end)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def _import(modules: Iterable[str]) -> None:
