@@ -162,10 +162,9 @@ def check_price(plan: Plan) -> None:
     offer, budget = plan.offer, plan.budget
     if offer is None or budget is None or isinstance(plan.pricing, NominalPrice):
         return
-    if not (own := list(user_code.parts(offer.mechanism))):
-        return
+    own = list(user_code.parts(offer.mechanism))
     whole = replace(plan, portion=1.0)  # other phases have no share in what a law costs
-    for client in plan.different:
+    for client in plan.different if own else ():
         released = compact(_priced(whole, offer, client))
         stated = best(released, budget.ideal, offer.subject.neighbours).epsilon
         if stated > (granted := budget.of(client)) * (1 + 1e-6):
@@ -338,23 +337,25 @@ def check_sizes(privacy: Privacy) -> None:
 def check_secure(
     uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta: float, coordinates: int, faults: bool = False
 ) -> None:
-    """Refuses a secure sum whose guarantee would fail: integer noise with too few grid steps for its price; shares of
-    noise that would overflow the sum; a hidden cohort where aborted rounds would show too often that few clients were
+    """Refuses a secure sum whose guarantee would fail: integer noise with too few grid steps for its price; noise
+    that would overflow the sum; a hidden cohort where aborted rounds would show too often that few clients were
     drawn. `faults`: clients may be lost or late.
     """
-    secure, noise, grid = uplink.secure, uplink.noise(), uplink.grid
+    secure, noise, grid, published = uplink.secure, uplink.noise(), uplink.grid, uplink.per_coordinate
+    population = len(plan.participations)
+    most = max(1, population if cohort.hidden else round(cohort.expected(population)))
+    if published is not None and grid is not None and isinstance(secure, Encrypted):
+        secure.sums.check(secure, grid.layout, most, published.room(most, grid.scale))
     if noise is None or grid is None:
         return
-    population = len(plan.participations)
     bound, typed = uplink.bound(coordinates), noise.multiplier  # beside a typed one, the plan may price the reader's
     multipliers = [p.multiplier if typed is None else typed for k in plan.different for p in plan.prices(k)]
     if multipliers and noise not in uplink.client[: uplink.client.index(grid)]:
         noise.check_width(bound, min(multipliers))
-        most = max(1, population if cohort.hidden else round(cohort.expected(population)))
         if isinstance(noise, NoiseShare):
             check_room(grid.layout, most, noise.room(bound, max(multipliers)))
         elif isinstance(secure, Encrypted):
-            check_room(grid.layout, most, noise.room(bound, max(multipliers)) / most)
+            secure.sums.check(secure, grid.layout, most, noise.room(bound, max(multipliers)))
     if secure is None:
         return
     if cohort.hidden and uplink.central:

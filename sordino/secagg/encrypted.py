@@ -29,10 +29,15 @@ def needs(stage: Encrypted) -> None:
     (sealed.gmpy2 if stage.scheme == "paillier" else sealed.tenseal)()
 
 
-def check(stage: Encrypted, layout: Layout, count: int) -> None:
-    """Refuses more uploads than can be added under the scheme."""
+def check(stage: Encrypted, layout: Layout, count: int, noise: float = 0.0) -> None:
+    """Refuses more uploads than can be added under the scheme, or noise beside them that may be as many steps."""
+    most = layout.most
     if stage.scheme != "paillier":
-        lattice.LatticePublic(lattice.RINGS[stage.scheme], b"", None).check(layout, count)
+        public = lattice.LatticePublic(lattice.RINGS[stage.scheme], b"", None)
+        public.check(layout, count)
+        most = public.most(layout)
+    if noise:
+        check_fits(noise, layout, most - count)
 
 
 class Ciphertexts:
@@ -67,7 +72,7 @@ class Ciphertexts:
         # noise takes all the room that is left, whatever was drawn: who opens the sum sees how many are in it
         room = public.most(self._layout) - began
         if noise is not None:
-            check_fits(noise, self._layout, room)
+            check_fits(np.abs(noise).max(initial=0), self._layout, room)
         who, sizes = list[int](), [0]
         for k, message in peers.uploads():
             try:
@@ -201,12 +206,12 @@ def secret_key(stage: Encrypted, data: bytes) -> Secret:
     return lattice.read_secret(data)
 
 
-def check_fits(noise: Ints, layout: Layout, room: int) -> None:
-    """Refuses noise that is larger than `room` uploads add up to."""
-    if np.abs(noise).max(initial=0) > room * (layout.offset - 1):
+def check_fits(noise: float, layout: Layout, room: int) -> None:
+    """Refuses noise that is larger, in steps, than `room` uploads add up to."""
+    if noise > room * (layout.offset - 1):
         raise UnsoundGuarantee(
-            f"noise that does not fit beside the uploads into slots of {layout.width} bits",
+            f"noise of up to {noise:.3g} steps does not fit beside the uploads into slots of {layout.width} bits",
             why="uploads and noise share a slot, and a sum that is too large would wrap around to a wrong value",
-            fix="set more headroom bits in the quantise stage",
+            fix="set more headroom bits in the quantise stage, or fewer bits under bfv",
             code="no-room-for-noise",
         )

@@ -309,6 +309,22 @@ SUMS = [
         "test_the_count_of_a_sum_does_not_tell_how_large_its_noise_is[paillier]",
     ),
     one(
+        "published noise that encryption has no room for is met in a round",
+        "planning/prices.py",
+        "if published is not None and grid",
+        "if False and grid",
+        "tests/stories/secure_sums/test_refused.py::test_it_does_not_start"
+        "[published noise that encrypted uploads leave no room for]",
+    ),
+    one(
+        "noise that a plaintext has no room for is met in a round",
+        "secagg/encrypted.py",
+        "most = public.most(layout)\n    if noise",
+        "pass\n    if noise",
+        "tests/stories/secure_sums/test_refused.py::test_it_does_not_start"
+        "[noise that uploads and a plaintext leave no room for]",
+    ),
+    one(
         "noise planned that encrypted uploads leave no room for",
         "planning/prices.py",
         "elif isinstance(secure, Encrypted):",

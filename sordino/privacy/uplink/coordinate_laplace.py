@@ -141,6 +141,10 @@ class CoordinateLaplace(Stage):
             return 2 * self.radius * max(weights) / self.epsilon
         return self.beta * max(math.fsum(weights), self._least)
 
+    def room(self, clients: int, steps: float) -> float:
+        """The grid steps that the noise of such a cohort may take, but with a probability below e^-50 a coordinate."""
+        return 51 * self._scale([1.0] * clients) * steps  # no weight is above 1
+
     def release(
         self, total: object, weights: Sequence[float], uploads: Sequence[object], steps: float, source: NoiseSource
     ) -> Tree:

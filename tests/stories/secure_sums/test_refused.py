@@ -103,6 +103,19 @@ REFUSED: dict[str, tuple[str, Any, Table]] = {
         ["secagg"],
         {**MANY, "cohort": {"name": "poisson", "rate": 0.1}},
     ),
+    "noise that uploads and a plaintext leave no room for": (
+        "no-room-for-noise",
+        {
+            "client": [CLIP, {"name": "quantise", "headroom": 12}, "bfv"],
+            "server": [{**NOISE, "neighbours": "zero_out", "multiplier": 300.0}],
+        },
+        {},
+    ),
+    "published noise that encrypted uploads leave no room for": (
+        "no-room-for-noise",
+        {"client": ["clip_coordinates", "weigh", "bfv"], "server": [{"name": "coordinate_laplace", "epsilon": 0.01}]},
+        {},
+    ),
     "a sum that wraps around a plaintext": (
         "plaintext-overflow",
         [{"name": "quantise", "headroom": 12}, "bfv"],
@@ -322,7 +335,7 @@ def test_noise_that_does_not_fit_is_refused_before_anything_is_masked() -> None:
         sums.mean({0: {"w": torch.zeros(3)}, 1: {"w": torch.zeros(3)}}, {0: 1, 1: 1})
     assert refusal.value.code == "no-room-for-noise"
     with pytest.raises(UnsoundGuarantee) as refusal:
-        encrypted.check_fits(np.array([1 << 40]), Layout(8, 4), 16)
+        encrypted.check_fits(1 << 40, Layout(8, 4), 16)
     assert refusal.value.code == "no-room-for-noise"
     narrow = NoiseShare(neighbours="zero_out", multiplier=1.0, survivors=4)
     with pytest.raises(UnsoundGuarantee) as refusal:
