@@ -31,7 +31,7 @@ from sordino.partition.row_numbers import checked
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.function_reader import FunctionReader
 from sordino.runs.play import Callback
-from sordino.sampling import Cohort, check_promises
+from sordino.sampling import Cohort, check_promises, each_once
 from sordino.tasks.losses import Loss, not_per_example
 from sordino.types import Examples, Grant, Params
 
@@ -116,10 +116,7 @@ def promises(trial: PartTrial) -> None:
 def draws(trial: PartTrial) -> None:
     cohort, key = trial.built(), keys.root(3)
     for t in range(ROUNDS):
-        drawn = cohort.draw(t, PEOPLE, key)
-        inside = all(isinstance(k, int) and 0 <= k < PEOPLE for k in drawn)
-        require(inside, f"round {t} draws {drawn} of {PEOPLE} clients", "return whole numbers below the population")
-        require(len(set(drawn)) == len(drawn), f"round {t} draws a client twice", "draw each client at most once")
+        each_once(cohort.draw(t, PEOPLE, key), PEOPLE)
 
 
 def cohort_repeats(trial: PartTrial) -> None:

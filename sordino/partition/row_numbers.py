@@ -38,6 +38,8 @@ class RowNumbers(Sequence[Array]):
         """Row numbers from the client that owns each row; rows with the owner -1 belong to no client. A client's rows
         are in rising order.
         """
+        if owner.dtype.kind not in "iu":
+            raise unfit("it gives rows to clients by numbers that are not whole")
         order = np.argsort(owner, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(clients + 1))
         return cls(order[ends[0] :], ends - ends[0])
@@ -86,6 +88,9 @@ def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
     row of two clients would leak twice what the guarantee allows.
     """
     try:
+        parts = parts if isinstance(parts, RowNumbers) else [np.asarray(part) for part in parts]
+        if any(len(part) and part.dtype.kind not in "iu" for part in parts):
+            raise unfit("it gives row numbers that are not whole")
         found = RowNumbers.of(parts)
     except (TypeError, ValueError) as error:
         raise unfit(f"it gives no list of row numbers for each client: {error}") from None

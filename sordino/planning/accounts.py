@@ -27,7 +27,7 @@ from sordino.ledger.books import Op, of_round
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.uplink import Uplink
-from sordino.sampling import Cohort, IndependentCohort
+from sordino.sampling import Cohort, IndependentCohort, each_once
 from sordino.sampling.draws import Seeded, Stragglers, SystemWords
 from sordino.tree import Tree
 from sordino.types import Adversary, Claim, Reader
@@ -139,12 +139,12 @@ class Accounts:
         others fail.
         """
         if isinstance(self.algorithm, RequestsClients):
-            return sorted(self.algorithm.requested_clients(server))
+            return each_once(sorted(self.algorithm.requested_clients(server)), self.population)
         if isinstance(self.cohort, IndependentCohort):
             # a secret cohort is not drawn from the seed, which stands in the experiment
             coins = SystemWords() if self.policy.secret_cohort else Seeded(keys.fold(self.key, "cohort", now.t))
             return self.cohort.toss(self.population, coins, now.rates)
-        drawn = self.cohort.draw(now.t, self.population, self.key)
+        drawn = each_once(self.cohort.draw(now.t, self.population, self.key), self.population)
         return drawn if self.policy.hidden else self._redrawn(now.t, drawn, away, later)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:

@@ -72,15 +72,22 @@ class Everyone(Cohort):
 
 
 @dataclass(frozen=True)
-class RoundRobin(Cohort):
-    """A cohort of the next `size` clients in a circle. The number of rounds of each client is known exactly, and
-    differs by at most 1 between clients.
-    """
-
+class _OfSize(Cohort):
     size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.size)
+        check_range("the size of a cohort", self.size, COUNT, "cohort-empty")
+
+    def expected(self, population: int) -> float:
+        _fits(self.size, population)
+        return float(self.size)
+
+
+@dataclass(frozen=True)
+class RoundRobin(_OfSize):
+    """A cohort of the next `size` clients in a circle. The number of rounds of each client is known exactly, and
+    differs by at most 1 between clients.
+    """
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         _fits(self.size, population)
@@ -90,10 +97,6 @@ class RoundRobin(Cohort):
         _fits(self.size, population)
         each, more = divmod(rounds * self.size, population)
         return (each + (np.arange(population) < more)).data
-
-    def expected(self, population: int) -> float:
-        _fits(self.size, population)
-        return float(self.size)
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class RoundRobinPeer(Cohort):
 
 
 @dataclass(frozen=True)
-class Random(Cohort):
+class Random(_OfSize):
     """A cohort of `size` clients without replacement. The number of rounds in which a client is drawn is random; one
     that is drawn more often than the planned `t_plan` abstains.
 
@@ -160,11 +163,10 @@ class Random(Cohort):
     leaks nothing.
     """
 
-    size: int
     t_plan: int | None = None
 
     def __post_init__(self) -> None:
-        _check_size(self.size)
+        super().__post_init__()
         if self.t_plan is not None:
             check_range(
                 "t_plan",
@@ -183,10 +185,6 @@ class Random(Cohort):
         _fits(self.size, population)
         planned = self.t_plan or max(1, binomial_quantile(0.999, rounds, self.size / population))
         return alike(min(planned, rounds), population)
-
-    def expected(self, population: int) -> float:
-        _fits(self.size, population)
-        return float(self.size)
 
 
 class IndependentCohort(Cohort):
@@ -231,13 +229,8 @@ class PoissonSample(IndependentCohort):
         return event if adversary == "server" else Poisson(self.rate, event)
 
 
-BY_THE_LIBRARY = (
-    "draw",
-    "toss",
-    "participations",
-    "expected",
-    "amplify",
-)  # of a hidden cohort: what its guarantee rests on
+# of a hidden cohort: what its guarantee rests on
+BY_THE_LIBRARY = "draw", "toss", "participations", "expected", "amplify"
 
 
 def check_promises(own: Cohort) -> None:
@@ -261,6 +254,19 @@ def check_promises(own: Cohort) -> None:
             "nothing else",
             code="own-cohort-amplifies",
         )
+
+
+def each_once(drawn: Sequence[int], population: int) -> list[int]:
+    """The clients of a draw, checked: one that is drawn twice, or under two numbers, adds twice what it pays for."""
+    numbers = list(map(int, drawn))
+    if numbers != list(drawn) or len({k for k in numbers if 0 <= k < population}) < len(numbers):
+        raise ConfigError(
+            f"the clients {list(drawn)} are drawn, of {population}",
+            why="noise is sized, and each client pays, for one contribution a round, under its one number",
+            fix="draw whole numbers from 0 on, each at most once; `sordino check` tries it",
+            code="own-cohort-draws",
+        )
+    return numbers
 
 
 COHORTS: dict[str, type[Cohort]] = {
@@ -298,10 +304,6 @@ def _people(population: int) -> int:
     if population < 1:
         raise ConfigError("a federation without clients", fix="give at least 1 client", code="no-clients")
     return population
-
-
-def _check_size(size: int) -> None:
-    check_range("the size of a cohort", size, COUNT, "cohort-empty")
 
 
 def _fits(size: int, population: int) -> None:

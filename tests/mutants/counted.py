@@ -272,6 +272,13 @@ COUNTED_OR_NOT = [
         "::test_an_unsafe_experiment_does_not_start[sizes secret, and delta of how many images]",
     ),
     one(
+        "a client that a cohort of one's own draws under two numbers pays twice, and is clipped twice",
+        "sampling/__init__.py",
+        "if 0 <= k < population})",
+        "})",
+        "tests/sampling/test_own_cohorts.py::test_a_client_is_drawn_once_under_its_one_number",
+    ),
+    one(
         "what an adaptive schedule has spent is called proved",
         "planning/accounts.py",
         ", *self.plan.conditions(claim.unit)",

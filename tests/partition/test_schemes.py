@@ -27,7 +27,7 @@ from sordino.partition import (
     counts,
     match_test,
 )
-from sordino.partition.row_numbers import RowNumbers, summary, table
+from sordino.partition.row_numbers import RowNumbers, checked, summary, table
 from tests.partition.flaws import Array, any_settings, code_of, flaws, labels_of, rng, sizes_of_classes
 
 
@@ -118,6 +118,19 @@ def test_a_power_law_that_cannot_be() -> None:
         (PowerLaw(100, least=500), "too-few-examples"),
     ):
         assert code_of(scheme, labels_of([700] * 10)) == code
+
+
+def test_what_is_not_whole_is_no_row_and_no_client() -> None:
+    """Row 3.5 was row 3, and a row of client 0.5 was one of client 0, without a word."""
+    assert list(map(list, checked([np.arange(3), []], 4))) == [[0, 1, 2], []]
+    for made in (
+        lambda: checked([np.arange(3), np.array([3.5])], 4),
+        lambda: checked([np.array([True, False])], 4),
+        lambda: RowNumbers.by_owner(np.arange(4) / 2, 2),
+    ):
+        with pytest.raises(PartitionError) as refused:
+            made()
+        assert refused.value.code == "own-partition"
 
 
 def test_clients_hold_back_a_part_of_their_own() -> None:
