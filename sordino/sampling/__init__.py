@@ -136,16 +136,14 @@ class RoundRobinPeer(Cohort):
         return float(self._size(population))
 
     def warnings(self, rounds: int, population: int) -> list[str]:
-        never = list(self.actual(rounds, population)).count(0)
-        over = self.overspend(rounds, population)
-        found = []
-        if over > 1 + 1e-9:
-            found.append(
-                f"the busiest client spends {over:.3f} of its budget: its share is 1/(R f), its turns are more"
-            )
-        if never:
-            found.append(f"{never} of {population} clients never take part")
-        return found
+        never, over = list(self.actual(rounds, population)).count(0), self.overspend(rounds, population)
+        size, share = self._size(population), self.fraction * population
+        said = {
+            f"a round has {size} of {population} clients, as published: {share:g} is cut": abs(size - share) > 1e-9,
+            f"the busiest client is drawn for {over:.3f} of its budget: what is above 1 it abstains": over > 1 + 1e-9,
+            f"{never} of {population} clients never take part": never > 0,
+        }
+        return [remark for remark, true in said.items() if true]
 
     def _blocks(self, population: int) -> int:
         return min(int(1 / self.fraction), population // self._size(population))

@@ -72,6 +72,7 @@ def test_the_peer_scheme_overspends(fraction: float, overspend: float, never: in
     assert counts.max() / cohort.participations(100, 100)[0] == pytest.approx(overspend, abs=5e-4)
     first, second = cohort.warnings(100, 100)
     assert f"{overspend}" in first
+    assert "abstains" in first  # as `test_the_published_selection_abstains_where_it_would_overspend` plays it
     assert f"{never} of 100" in second
 
 
@@ -81,6 +82,16 @@ def test_the_peer_scheme_is_round_robin_where_everything_divides(fraction: float
     assert cohort.warnings(100, 100) == []
     assert cohort.participations(100, 100) == same.participations(100, 100)
     assert all(cohort.draw(r, 100, KEY) == same.draw(r, 100, KEY) for r in range(100))
+
+
+@pytest.mark.parametrize(("fraction", "population", "cut"), [(0.29, 100, 28), (0.25, 10, 2), (0.07, 100, 7)])
+def test_the_peer_scheme_says_where_it_cuts_a_part_of_a_client(fraction: float, population: int, cut: int) -> None:
+    """In floating point 0.29 of 100 is 28.999..., which int() makes 28; 0.07 of 100 is a little above 7."""
+    cohort = RoundRobinPeer(fraction)
+    assert len(cohort.draw(0, population, KEY)) == cut
+    told = [remark for remark in cohort.warnings(8, population) if "is cut" in remark]
+    assert bool(told) == (round(fraction * population, 6) != cut)
+    assert all(f"a round has {cut} of {population} clients" in remark for remark in told)
 
 
 def test_the_peer_scheme_stays_inside_small_populations() -> None:
