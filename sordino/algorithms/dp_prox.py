@@ -7,7 +7,8 @@ cost no privacy; DP-FedAvg is DP-Prox with mu = 0, its stragglers are dropped by
 
 Deviations: `rigorous` (default) draws a hidden Poisson cohort and divides by its expected size; `published` divides by
 those who answered and accounts for a cohort of fixed size as if it were a Poisson sample. That proves nothing, and an
-audit refutes it: what it prints is `nominal`. `noise_placement = "per_client"` is the other reading of Algorithm 2.
+audit refutes it: what it prints is `nominal`. `noise_placement = "per_client"` is the other reading of Algorithm 2, in
+which each upload keeps its promise alone, and `variant` changes nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def central(
     """
     noise = Noise(GaussianNoise(), neighbours, multiplier)
     if placement == "per_client":
-        return Uplink(client=(Clip(clip), Noise(GaussianNoise(), "zero_out", multiplier)))
+        return Uplink(client=(Clip(clip), noise))
     if variant == "published":
         return Uplink(client=(Clip(clip),), server=(noise,), denominator="received", published=AS_POISSON)
     return Uplink(client=(Clip(clip),), server=(noise,))

@@ -5,10 +5,10 @@ FedAvg on images with randomised pixels (local), with Laplace noise on the avera
 uploads. `published` keeps the constants of the paper and says what they are worth; `rigorous` keeps the structure: one
 client-level budget for the sum of clipped updates of a hidden cohort.
 
-Deviations: weights are n_i / n, where the paper prints n / n_i, with which the model would grow n times a round;
-coordinates are clipped to 0.1, where the paper has no clip, without which noise sized for one coordinate bounds
-nothing. Local work is 10 steps of 64, a client answers once in a run, and by default one raised flag puts noise on the
-whole sum.
+Deviations: weights are n_i / n, where the paper prints n / n_i, with which k equal clients would make the model
+k^2 times as large in a round; coordinates are clipped to 0.1, where the paper has no clip, without which noise sized
+for one coordinate bounds nothing. Local work is 10 steps of 64, a client answers once in a run, and by default one
+raised flag puts noise on the whole sum.
 """
 
 from __future__ import annotations

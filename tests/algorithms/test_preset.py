@@ -14,7 +14,7 @@ from sordino import algorithms, config
 from sordino.algorithms import algorithm_named, all_algorithms, fedavg
 from sordino.algorithms.client_noise import gaussian_gdp, laplace, noisy_steps
 from sordino.algorithms.cuag_pfl import cuag_pfl
-from sordino.algorithms.dp_prox import dp_prox, dp_sgd
+from sordino.algorithms.dp_prox import dp_fedavg, dp_prox, dp_sgd
 from sordino.algorithms.dp_scaffold import dp_scaffold
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
@@ -322,3 +322,12 @@ def test_experiments_of_one_algorithm_run(file: Path, tmp_path: Path) -> None:
     experiment = config.load(file, ["rounds=2", "evaluation.final=1"])
     assert experiment.algorithm["name"] == file.stem
     assert start(experiment, tmp_path / "run").metrics[-1].accuracy > 0.1
+
+
+@pytest.mark.parametrize("placement", ["once", "per_client"])
+@pytest.mark.parametrize("method", [dp_prox, dp_fedavg])
+def test_noise_is_for_the_neighbours_that_are_asked_for(method: Any, placement: str) -> None:
+    """With every update, replaced clients were given noise for one that counts for nothing, half as wide."""
+    for neighbours in ("replace", "zero_out"):
+        noise = method(clip=0.5, noise_placement=placement, neighbours=neighbours, multiplier=1.0).uplink.noise()
+        assert noise.neighbours == neighbours
