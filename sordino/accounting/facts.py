@@ -75,7 +75,7 @@ def epsilon_text(epsilon: float, digits: int = 3) -> str:
 
 
 def at_least_text(bound: float) -> str:
-    """A lower bound on an epsilon to three digits, rounded down."""
+    """A lower bound on an epsilon, or noise that was drawn, to three digits, rounded down."""
     return f"{float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(repr(float(bound)))):.3g}"
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from sordino.accounting.facts import epsilon_text
+from sordino.accounting.facts import at_least_text, epsilon_text
 from sordino.errors import (
     BELOW_ONE,
     INSIDE,
@@ -118,7 +118,9 @@ class Gaussian(_Normal):
 
     @property
     def words(self) -> str:
-        return f"Gaussian noise with a deviation of {self.noise_multiplier:.4g} times what one unit can change"
+        return (
+            f"Gaussian noise with a deviation of {at_least_text(self.noise_multiplier)} times what one unit can change"
+        )
 
     def mu(self, times: int) -> float:
         return math.sqrt(times) / self.noise_multiplier
@@ -145,7 +147,8 @@ class DiscreteGaussian(_Normal):
 
     @property
     def words(self) -> str:
-        return f"discrete Gaussian noise with a deviation of {self.noise_multiplier:.4g} times what one unit can change"
+        least = at_least_text(self.noise_multiplier)
+        return f"discrete Gaussian noise with a deviation of {least} times what one unit can change"
 
     def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
         if rate == 1:
@@ -172,7 +175,7 @@ class Laplace(Event):
 
     @property
     def words(self) -> str:
-        return f"Laplace noise with a scale of {self.scale:.4g} times what one unit can change"
+        return f"Laplace noise with a scale of {at_least_text(self.scale)} times what one unit can change"
 
     def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
         yield Laplace(min(self.scale, _MOST_NOISE)) if self.scale >= _LEAST_NOISE else None, 1

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import sordino
+from sordino.accounting.events import DiscreteGaussian, Gaussian, Laplace
 from sordino.accounting.facts import Fact, at_least_text, epsilon_text, parsed
 from sordino.config import Experiment, Section
 from sordino.errors import SordinoError
@@ -52,6 +53,9 @@ def test_what_is_printed_of_an_epsilon_is_never_less_and_of_a_lower_bound_never_
         for digits in (3, 4):
             assert value * (1 - 1e-9) <= float(epsilon_text(value, digits)) <= value * (1 + 10.0 ** (1 - digits))
         assert value * 0.99 <= float(at_least_text(value)) <= value
+        drawn = DiscreteGaussian(value), Gaussian(value), Laplace(value)
+        told = [re.search(r"of (\S+) times", event.words) for event in drawn]
+        assert all(found and value * 0.99 <= float(found[1]) <= value for found in told)
     assert [epsilon_text(x, 4) for x in (8.0, 3.9991, 0.0)] == ["8", "4", "0"]
     assert [at_least_text(x) for x in (0.0, 1.2399, 3.0)] == ["0", "1.23", "3"]
 
