@@ -255,10 +255,6 @@ class Claim(Subject):
         check_event(self.event)
         return super().to_json()
 
-    @classmethod
-    def from_json(cls, record: Json) -> Claim:
-        return cls.model_validate(record, strict=False)  # JSON has no tuples
-
 
 def is_real(noise: str) -> bool:
     """True for noise of the operating system, the only one that protects anybody: any other can be drawn again from a

@@ -29,6 +29,7 @@ from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from sordino.accounting.accountants import EXACT, EpsilonBound, best, checked, needed
 from sordino.accounting.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Subject, Unit, is_real
@@ -56,14 +57,31 @@ def note(claims: Said, noise: str = "", config: str = "") -> str:
 
 
 def parsed(text: str) -> LedgerNote:
-    return LedgerNote(**read_json(text))
+    """Reads a note. Anybody may have edited the ledger, so what is none fails, with one of the errors `MALFORMED`."""
+    told = LedgerNote(**read_json(text))
+    if [*map(type, told)] != [list, str, str]:
+        raise TypeError("releases, noise or config are of another type")
+    for group in told.releases:
+        numbers = [0] if group["clients"] == "*" else group["clients"]
+        if {*map(type, numbers)} - {int} or not 0 <= min(numbers, default=0) <= max(numbers, default=0) < NEVER:
+            raise ValueError("clients are numbers from 0")
+        claims_in(group)
+    return told
 
 
-def under(text: str, config: str) -> str:
-    """Rewrites a ledger note for another experiment that reuses its release: `config` becomes the digest of that
+def claims_in(group: Json) -> Release:
+    """What a note claims about each client of this group."""
+    return _read(json.dumps(group["claims"]))
+
+
+_read = lru_cache(maxsize=2**14)(TypeAdapter(Release).validate_json)
+
+
+def under(told: LedgerNote, config: str) -> str:
+    """The text of a note for another experiment that reuses its release: `config` becomes the digest of that
     experiment.
     """
-    return json.dumps({**json.loads(text), "config": config}, sort_keys=True, separators=(",", ":"))
+    return json.dumps(told._replace(config=config)._asdict(), sort_keys=True, separators=(",", ":"))
 
 
 def of_a_run(text: str, run: str) -> str:
@@ -80,9 +98,9 @@ def of_a_run(text: str, run: str) -> str:
     return json.dumps(renamed(json.loads(text)), sort_keys=True, separators=(",", ":"))
 
 
-def named(text: str) -> list[int]:
+def named(told: LedgerNote) -> list[int]:
     """The clients that a note names one by one; none where it is about everyone."""
-    return [k for group in parsed(text).releases if group["clients"] != "*" for k in group["clients"]]
+    return [k for group in told.releases if group["clients"] != "*" for k in group["clients"]]
 
 
 def simulated(texts: Iterable[str]) -> bool:
@@ -101,15 +119,11 @@ def histories(texts: Iterable[str], population: int) -> Histories[Release]:
     """Sequences of releases about each client, in order; equal sequences are stored once."""
 
     found: Histories[Release] = Histories(population)
-    known: dict[str, Release] = {}
     for text in texts:
         for group in parsed(text).releases:
-            words = json.dumps(group["claims"], sort_keys=True)
-            if words not in known:
-                known[words] = tuple(map(Claim.from_json, group["claims"]))
-            clients = range(population) if group["clients"] == "*" else group["clients"]
-            if known[words] and clients:
-                found.add(clients, known[words], words)
+            clients, words = group["clients"], json.dumps(group["claims"])
+            if (made := _read(words)) and clients:
+                found.add(range(population) if clients == "*" else clients, made, words)
     return found
 
 

@@ -41,13 +41,7 @@ class DrawnOnce(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise UnsupportedEvent(
-                "the name of an event must be a text",
-                why="releases that repeat are found by this name",
-                fix="give a text",
-                code="malformed-event",
-            )
+        _check_text(self.name, "the name of an event", why="releases that repeat are found by this name")
         check_event(self.event)
 
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
@@ -168,13 +162,7 @@ class NonPrivate(Event):
         return f"a release without noise ({self.reason})"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reason, str):
-            raise UnsupportedEvent(
-                "the reason of a non-private event must be a text",
-                why="the receipt shows it to its readers",
-                fix="give a text",
-                code="malformed-event",
-            )
+        _check_text(self.reason, "the reason of a non-private event", why="the receipt shows it to its readers")
 
 
 @dataclass(frozen=True)
@@ -314,12 +302,7 @@ def from_json(data: Any) -> Event:
     """Decodes an event from plain data (see `to_json`). Accepts only kinds listed in `KINDS`, with exactly their
     fields."""
     if not isinstance(data, Mapping):
-        raise UnsupportedEvent(
-            f"{data!r} is not an event",
-            why='an event is a JSON object with a key "kind"',
-            fix="read events only from a ledger or receipt that sordino wrote",
-            code="malformed-event",
-        )
+        raise _malformed(f"{data!r} is not an event", 'an event is a JSON object with a key "kind"')
     kind = data.get("kind")
     cls = KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
@@ -328,32 +311,36 @@ def from_json(data: Any) -> Event:
         )
     expected = _FIELDS[cls]
     if data.keys() - {"kind"} != expected:
-        raise UnsupportedEvent(
-            f"a {kind} event has the fields {sorted(set(data) - {'kind'})}",
-            why=f"it must have exactly {sorted(expected)}",
-            fix="read events only from a ledger or receipt that sordino wrote",
-            code="malformed-event",
-        )
+        found = sorted(set(data) - {"kind"})
+        raise _malformed(f"a {kind} event has the fields {found}", f"it must have exactly {sorted(expected)}")
     read: dict[str, Callable[[Any], Any]] = {"event": from_json, "events": _each}
     event: Event = cls(**{name: read[name](data[name]) if name in read else data[name] for name in expected})
     return event
 
 
+def _malformed(
+    what: str, why: str, fix: str = "read events only from a ledger or receipt that sordino wrote"
+) -> UnsupportedEvent:
+    return UnsupportedEvent(what, why=why, fix=fix, code="malformed-event")
+
+
 def check_event(value: object) -> None:
     """Refuses a value that is not an event of this module, or a subclass of one, since no ledger could store it."""
     if type(value) not in _NAMES:
-        raise UnsupportedEvent(
+        raise _malformed(
             f"{value!r} is not an event",
-            why="events are written into the ledger, and priced again by whoever reads them there",
-            fix=f"make it with one of {', '.join(KINDS)}; a response of the same epsilon with 2 levels covers every "
-            "pure mechanism",
-            code="malformed-event",
+            "events are written into the ledger, and priced again by whoever reads them there",
+            f"make it with one of {', '.join(KINDS)}; a response of the same epsilon with 2 levels covers every pure "
+            "mechanism",
         )
+
+
+def _check_text(value: object, what: str, why: str) -> None:
+    if not isinstance(value, str):
+        raise _malformed(f"{what} must be a text", why, "give a text")
 
 
 def _each(parts: object) -> tuple[Event, ...]:
     if not isinstance(parts, list | tuple):
-        raise UnsupportedEvent(
-            "the parts of a composition are not a list", fix="give a list of events", code="malformed-event"
-        )
+        raise _malformed("the parts of a composition are not a list", "", "give a list of events")
     return tuple(from_json(part) for part in parts)

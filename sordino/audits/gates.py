@@ -20,7 +20,7 @@ import numpy as np
 from sordino import config, keys
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, Status, Subject
-from sordino.accounting.composition import parsed
+from sordino.accounting.composition import claims_in
 from sordino.accounting.events import Event, Gaussian, Json, Poisson, leaves
 from sordino.accounting.facts import Epsilon
 from sordino.accounting.gaussian_dp import epsilon_of
@@ -232,11 +232,11 @@ def _promises(setup: PhaseSetup, home: Home) -> Iterator[tuple[Claim, float | No
     # as the ledger would hold them, with the cohort's sampling
     federation.reserve(now, {client: price})
     noted = [
-        Claim.from_json(one)
+        claim
         for entry in federation.entries()
-        for group in parsed(entry.note).releases
+        for group in entry.told.releases
         if group["clients"] == "*" or client in group["clients"]
-        for one in group["claims"]
+        for claim in claims_in(group)
     ]
     mine = _distinct([claim for claim in noted if claim.unit == "client"])
     stand = clients.AttackerPosition(setup, federation, client, price) if mine else None

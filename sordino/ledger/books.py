@@ -11,13 +11,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from operator import add
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import TypeAdapter
 
 from sordino.accounting.claims import Amount, Currency, Subject
 from sordino.accounting.events import Json
 from sordino.accounting.facts import read_json
-from sordino.errors import LedgerError
+from sordino.errors import COUNT, LedgerError, check_range
 from sordino.ledger.storage import damaged
 
 EVERYONE = "*"
@@ -66,12 +69,12 @@ class LedgerScope:
 
     @classmethod
     def from_json(cls, record: Json, names: tuple[str, ...]) -> LedgerScope:
-        money, about = record["currency"], {name: record[name] for name in Subject.model_fields}
+        about = {name: record[name] for name in Subject.model_fields}
         return cls(
             record["dataset"],
             None if set(about.values()) == {NOTHING} else Subject(**about),
             None if record["delta"] == "None" else float(record["delta"]),
-            Currency(money["name"], tuple(money["parts"]), money["rule"]),
+            TypeAdapter(Currency).validate_json(canonical(record["currency"]), strict=True),
             names,
         )
 
@@ -237,10 +240,10 @@ class Books:
     def _reserve(self, sequence: int, record: Json) -> None:
         if record["op"] in self.ops:
             raise damaged(f"record {sequence} reserves {record['op']!r} a second time")
-        _texts(record, "op", "plan", "note")
         for amount, _ in record["charges"]:
             self.scope.currency.charge(tuple(amount), what="a charge")
         names = [name for _, group in record["charges"] for name in group]
+        _texts(record["op"], record["plan"], record["note"], *names)
         if len(set(names)) < len(names):
             raise damaged(f"record {sequence} charges a name twice")
         if refused := frozenset(record["refused"]):  # who is refused counts for nothing
@@ -256,7 +259,7 @@ class Books:
         if before.state not in BEFORE[to]:
             raise damaged(f"record {sequence} moves {record['op']!r} to the state {to.value}, which cannot follow here")
         if to is State.STORED:
-            _texts(record, "digest")
+            _texts(record["digest"])
         stored = sequence if to is State.STORED else before.stored
         self.ops[record["op"]] = OperationStanding(to, before.reserved, stored, sequence)
 
@@ -272,18 +275,20 @@ _FOLDS = {
 }
 
 
-def _texts(record: Json, *names: str) -> None:
-    for name in names:
-        if not isinstance(record[name], str):
-            raise TypeError(f"{name} is no text")
+def _texts(*values: object) -> None:
+    if {*map(type, values)} - {str}:
+        raise TypeError("a text is of another type")
 
 
 def read_genesis(body: bytes) -> tuple[LedgerScope, Caps]:
     """The scope and the caps in the first record of a ledger."""
     record = read_json(body.decode())
-    each = EqualCaps(record["each"][0], tuple(record["each"][1])) if "each" in record else None
-    caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
-    return LedgerScope.from_json(record["scope"], tuple(map(str, record.get("names", ())))), caps
+    scope = LedgerScope.from_json(record["scope"], tuple(record.get("names", ())))
+    _texts(scope.dataset, *scope.names)
+    amount = partial(scope.currency.amount, what="a cap")
+    each = EqualCaps(record["each"][0], amount(tuple(record["each"][1]))) if "each" in record else None
+    check_range("the number of clients with one cap", each.clients if each else 1, COUNT, "malformed")
+    return scope, Caps({k: amount(tuple(v)) for k, v in record["caps"].items()}, each)
 
 
 def link(previous: bytes, body: bytes) -> bytes:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino.accounting.claims import Amount
+from sordino.accounting.composition import LedgerNote, parsed
 from sordino.accounting.events import Json
 from sordino.errors import LedgerError
 from sordino.ledger.books import (
@@ -70,15 +71,21 @@ class Entry(NamedTuple):
     refused: frozenset[str] = frozenset()  # clients that could not pay
 
     @property
+    def told(self) -> LedgerNote:
+        """What the note says about the release; the ledger is damaged where that is nothing."""
+        try:
+            return parsed(self.note)
+        except MALFORMED as error:
+            raise damaged(f"the note of {self.op} (record {self.sequence}) is malformed") from error
+
+    @property
     def released(self) -> str:
         """The note without the clients that could not pay: they abstained, and nothing of theirs was released."""
-        if not self.refused:
-            return self.note
-        told = json.loads(self.note)
-        for group in told["releases"]:
+        told = self.told
+        for group in told.releases if self.refused else ():
             if group["clients"] != EVERYONE:
                 group["clients"] = [k for k in group["clients"] if str(k) not in self.refused]
-        return json.dumps(told, sort_keys=True, separators=(",", ":"))
+        return canonical(told._asdict()) if self.refused else self.note
 
 
 def of_run(ledger: Ledger, run: str) -> list[Entry]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from sordino import keys, user_code
 from sordino.accounting.claims import Policy
-from sordino.accounting.composition import named, note, parsed
-from sordino.accounting.events import Event, NonPrivate, Poisson, draws_afresh, from_json
+from sordino.accounting.composition import claims_in, named, note
+from sordino.accounting.events import Event, NonPrivate, Poisson, draws_afresh
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import RequestsClients
 from sordino.budget.plan import Plan, Price, grouped
@@ -164,7 +164,7 @@ class Accounts:
         if self.plan.everyone_pays or self.ledger.state(self.op(t)) is None:
             return None
         before = self.ledger.entry(self.op(t))
-        return None if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
+        return None if before.plan == self._digest(t, prices).hex() else sorted(named(before.told))
 
     def reserve(self, now: OpenRound, prices: Mapping[int, Price | None]) -> OpenRound:
         """Reserves the round's cost in the ledger, durably, before any data are read; returns the round with the
@@ -249,7 +249,7 @@ class Accounts:
             op = Op.of(entry.op)
             if op.name not in (self.run, *self.before) or (op.name == self.run and op.round >= rounds):
                 continue
-            who = [self.payer(0)] if EVERYONE in entry.charges else named(entry.note)
+            who = [self.payer(0)] if EVERYONE in entry.charges else named(entry.told)
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
                 if op.name == self.run and (charge is not None or self.plan.pricing is None):
@@ -268,14 +268,13 @@ class Accounts:
         state = self.ledger.state(self.op(t))
         if not self.policy.real or state is None or state is State.RESERVED:
             return None
-        note = self.ledger.entry(self.op(t)).note
-        claims = (claim for group in parsed(note).releases for claim in group["claims"])
-        if not any(draws_afresh(from_json(claim["event"])) for claim in claims):
+        told = self.ledger.entry(self.op(t)).told
+        if not any(draws_afresh(claim.event) for group in told.releases for claim in claims_in(group)):
             return None
         if state is not State.DRAWN:
             raise _elsewhere(t)
         self.replay(t + 1)
-        return named(note)
+        return named(told)
 
     def begin(self, now: OpenRound) -> None:
         """Writes to the ledger, durably, that the round begins, before anything leaves a client or the server draws
@@ -361,7 +360,8 @@ class Accounts:
         `active`: clients that the round asks; None if the experiment alone does not decide them: then the entry's own
         are used. `missed`: number of rounds that a client may have missed.
         """
-        told, who = parsed(entry.note), named(entry.note) if active is None else active
+        told = entry.told
+        who = named(told) if active is None else active
         now = self.open(t)
         for _ in self.skipping(who, missed):
             for stalled in (False, True):  # what an adaptive schedule saw is not written down

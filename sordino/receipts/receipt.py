@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from sordino.accounting.claims import UNIT
-from sordino.accounting.composition import named, noised, of_a_run, simulated
+from sordino.accounting.composition import named, noised, of_a_run, parsed, simulated
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.pricing import Counted
 from sordino.accounting.statement import Guarantee, OfPhase, Promised, beside_scores, of_groups, statement
@@ -366,7 +366,7 @@ def lifetime(place: Path) -> Lifetime:
         )
     # answers drawn once are drawn once per run; another run's are other ones, so each carries its run's name
     notes = [of_a_run(entry.released, Op.of(entry.op).run) for entry in entries]
-    people = max((k + 1 for note in notes for k in named(note)), default=1)
+    people = max((k + 1 for note in notes for k in named(parsed(note))), default=1)
     people = max(people, len(by_client), 1)
     runs = Counter(Op.of(entry.op).run for entry in entries)
     drawn = simulated(notes)

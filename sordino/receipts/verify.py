@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sordino import user_code
 from sordino.accounting.accountants import EXACT, LIMITS
 from sordino.accounting.claims import Subject
-from sordino.accounting.composition import parsed, simulated
+from sordino.accounting.composition import simulated
 from sordino.accounting.events import Json
 from sordino.algorithms.optional import RequestsClients
 from sordino.config import Experiment
@@ -167,7 +167,7 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
     """Releases made under another experiment, or with another noise, than experiment.toml says."""
     wrong, noise, digest = [], experiment.privacy.noise, experiment.digest()
     for entry in entries:
-        told = parsed(entry.note)
+        told = entry.told
         if told.config != digest:
             wrong.append(f"{entry.op}: it was released by another experiment than experiment.toml")
         elif told.noise != noise:

@@ -23,7 +23,7 @@ from pathlib import Path
 from shlex import quote
 
 from sordino import user_code
-from sordino.accounting.composition import cost, parsed, read_notes
+from sordino.accounting.composition import cost, read_notes
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
 from sordino.device import on
@@ -183,7 +183,7 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
     said: list[tuple[str, str]] = [(mine.environment.config, now[1])]
     if experiment.privacy.ledger or mine.ledger.exists():  # one that is shared stood before the run began
         with Ledger.as_founded(mine.ledger) as ledger:
-            notes = [parsed(entry.note) for entry in of_run(ledger, mine.environment.run)]
+            notes = [entry.told for entry in of_run(ledger, mine.environment.run)]
         said += [(note.config, note.noise) for note in notes]
     if any(each != now for each in said):
         raise RunError(

@@ -32,7 +32,7 @@ def one_by_one(notes: list[str], population: int) -> dict[int, list[Release]]:
     for text in notes:
         for group in json.loads(text)["releases"]:
             for client in range(population) if group["clients"] == "*" else group["clients"]:
-                every[client].append(tuple(map(Claim.from_json, group["claims"])))
+                every[client].append(tuple(Claim.model_validate_json(json.dumps(one)) for one in group["claims"]))
     return every
 
 

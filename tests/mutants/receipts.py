@@ -23,6 +23,20 @@ RECEIPTS = [
         "tests/accounting/test_covering.py::test_noise_is_no_closer_to_its_law_than_exact",
     ),
     one(
+        "a note speaks of the client True",
+        "accounting/composition.py",
+        "if {*map(type, numbers)} - {int} or not 0",
+        "if not 0",
+        "tests/ledger/test_records.py::test_a_note_that_says_no_release_is_named_and_nothing_is_stated",
+    ),
+    one(
+        "a cap in a first record is text",
+        "ledger/books.py",
+        'partial(scope.currency.amount, what="a cap")',
+        "tuple",
+        "tests/ledger/test_records.py::test_a_first_record_of_other_types_founds_no_ledger",
+    ),
+    one(
         "every hidden cohort is one in which all pay",
         "receipts/verify.py",
         "if setup.policy.hidden and again.plan.everyone_pays:",
