@@ -358,3 +358,19 @@ def _out_of_reach(accountant: str, epsilon: float, delta: float, what: str) -> U
         fix="set a larger epsilon or delta, or plan fewer releases",
         code="budget-out-of-reach",
     )
+
+
+def of_one_change(promise: Callable[[float], tuple[float, float]], delta: float, number: int) -> tuple[float, float]:
+    """Group privacy, inverted: the (epsilon, delta) that one change must have, so that `number` changes in a row are
+    (number epsilon, `delta`)-private. Deltas grow: each later change multiplies the earlier ones by e^epsilon.
+    `promise` maps a wanted delta to the epsilon of one change and the delta at which it holds. Epsilon is infinite if
+    no delta suffices."""
+    smaller = delta
+    for _ in range(40):
+        epsilon, held = promise(smaller)
+        if not epsilon * (number - 1) < 300:
+            break
+        if math.fsum(math.exp(i * epsilon) for i in range(number)) * held <= delta:
+            return epsilon, smaller
+        smaller = delta / math.fsum(math.exp(i * epsilon * 1.01) for i in range(number))
+    return math.inf, delta

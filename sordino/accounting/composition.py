@@ -24,14 +24,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from sordino.accounting.accountants import EXACT, EpsilonBound, best, checked, needed
+from sordino.accounting.accountants import EXACT, EpsilonBound, best, checked, needed, of_one_change
 from sordino.accounting.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Subject, Unit, is_real
 from sordino.accounting.events import Event, Json, Repeat, Together, compact
 from sordino.accounting.facts import read_json
@@ -396,19 +396,3 @@ def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
     example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
     """
     return 2 * of_one_change(lambda smaller: (best(event, smaller, neighbours).epsilon, smaller), delta, 2)[0]
-
-
-def of_one_change(promise: Callable[[float], tuple[float, float]], delta: float, number: int) -> tuple[float, float]:
-    """Group privacy, inverted: the (epsilon, delta) that one change must have, so that `number` changes in a row are
-    (number epsilon, `delta`)-private. Deltas grow: each later change multiplies the earlier ones by e^epsilon.
-    `promise` maps a wanted delta to the epsilon of one change and the delta at which it holds. Epsilon is infinite if
-    no delta suffices."""
-    smaller = delta
-    for _ in range(40):
-        epsilon, held = promise(smaller)
-        if not epsilon * (number - 1) < 300:
-            break
-        if math.fsum(math.exp(i * epsilon) for i in range(number)) * held <= delta:
-            return epsilon, smaller
-        smaller = delta / math.fsum(math.exp(i * epsilon * 1.01) for i in range(number))
-    return math.inf, delta

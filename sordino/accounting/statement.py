@@ -13,6 +13,7 @@ from typing import Self
 
 from pydantic import Field
 
+from sordino.accounting.accountants import of_one_change
 from sordino.accounting.claims import ADVERSARIES, STATUSES, UNITS, Neighbours, Status, Subject, Written
 from sordino.accounting.composition import (
     Release,
@@ -22,7 +23,6 @@ from sordino.accounting.composition import (
     covered,
     histories,
     least,
-    of_one_change,
     read_notes,
     subjects,
 )

@@ -192,14 +192,14 @@ class LiveSpending:
     def _compose(self, step: Step) -> None:
         from sordino.accounting.composition import simulated
         from sordino.accounting.statement import statement
-        from sordino.accounting.words import in_short
+        from sordino.runs.listing import promise
 
         begun, federation = self._clock(), step.federation
         notes = [entry.released for entry in federation.entries()]
         rows = statement(notes, federation.population, step.setup.experiment.privacy.delta)
         offer = federation.plan.offer
         assert offer is not None
-        self._said = next((in_short(row, simulated(notes)) for row in rows if row.subject == offer.subject), "")
+        self._said = next((promise([row], simulated(notes)) for row in rows if row.subject == offer.subject), "")
         self._last, self._round = self._clock(), step.round
         self._cost = self._last - begun
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from pydantic import TypeAdapter
 
 from sordino.accounting.claims import Amount, Currency, Subject
+from sordino.accounting.composition import LedgerNote, parsed
 from sordino.accounting.events import Json
 from sordino.accounting.facts import read_json
 from sordino.errors import COUNT, LedgerError, check_range
@@ -152,6 +153,37 @@ BEFORE = {  # drawn may be implied by stored, nothing else is skipped
     State.STORED: (State.RESERVED, State.DRAWN),
     State.PUBLISHED: (State.STORED,),
 }
+
+
+class Entry(NamedTuple):
+    """One operation and its present state. `charges`: those granted; `hash`: of its latest record."""
+
+    sequence: int
+    op: str
+    state: State
+    charges: dict[str, Amount]
+    plan: str
+    digest: str | None
+    note: str
+    hash: str
+    refused: frozenset[str] = frozenset()  # clients that could not pay
+
+    @property
+    def told(self) -> LedgerNote:
+        """What the note says about the release; the ledger is damaged where that is nothing."""
+        try:
+            return parsed(self.note)
+        except MALFORMED as error:
+            raise damaged(f"the note of {self.op} (record {self.sequence}) is malformed") from error
+
+    @property
+    def released(self) -> str:
+        """The note without the clients that could not pay: they abstained, and nothing of theirs was released."""
+        told = self.told
+        for group in told.releases if self.refused else ():
+            if group["clients"] != EVERYONE:
+                group["clients"] = [k for k in group["clients"] if str(k) not in self.refused]
+        return canonical(told._asdict()) if self.refused else self.note
 
 
 class OperationStanding(NamedTuple):

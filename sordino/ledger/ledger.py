@@ -24,10 +24,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import sub
 from pathlib import Path
-from typing import NamedTuple
 
 from sordino.accounting.claims import Amount
-from sordino.accounting.composition import LedgerNote, parsed
 from sordino.accounting.events import Json
 from sordino.errors import LedgerError
 from sordino.ledger.books import (
@@ -37,6 +35,7 @@ from sordino.ledger.books import (
     ORIGIN,
     Books,
     Caps,
+    Entry,
     EqualCaps,
     LedgerPosition,
     LedgerScope,
@@ -55,37 +54,6 @@ __all__ = ["EVERYONE", "MEMORY", "Entry", "EqualCaps", "Ledger", "LedgerPosition
 MEMORY = ":memory:"
 
 _ORDER = list(State)
-
-
-class Entry(NamedTuple):
-    """One operation and its present state. `charges`: those granted; `hash`: of its latest record."""
-
-    sequence: int
-    op: str
-    state: State
-    charges: dict[str, Amount]
-    plan: str
-    digest: str | None
-    note: str
-    hash: str
-    refused: frozenset[str] = frozenset()  # clients that could not pay
-
-    @property
-    def told(self) -> LedgerNote:
-        """What the note says about the release; the ledger is damaged where that is nothing."""
-        try:
-            return parsed(self.note)
-        except MALFORMED as error:
-            raise damaged(f"the note of {self.op} (record {self.sequence}) is malformed") from error
-
-    @property
-    def released(self) -> str:
-        """The note without the clients that could not pay: they abstained, and nothing of theirs was released."""
-        told = self.told
-        for group in told.releases if self.refused else ():
-            if group["clients"] != EVERYONE:
-                group["clients"] = [k for k in group["clients"] if str(k) not in self.refused]
-        return canonical(told._asdict()) if self.refused else self.note
 
 
 def of_run(ledger: Ledger, run: str) -> list[Entry]:

@@ -81,6 +81,7 @@ class Row(Fact):
     def to_json(self) -> Json:
         return {
             **self.flat(),
+            "promise": self.promise,
             "simulated": self.simulated,
             "guarantees": [row.to_json() for row in self.guarantees],
         }

@@ -152,7 +152,8 @@ def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) 
         f"{methods} {what} tried on the same data. Tuning is not accounted for: choosing among them costs privacy that "
         "no row shows.",
         "No selection was made here: every row is the end of its runs, on test data, and no validation clients were "
-        "set aside.",
+        "set aside. No epsilon covers the scores: they are exact, and a test example under one seed may be a training "
+        "example under another.",
     ]
     finite = [row for row in search if row.epsilon != math.inf]
     if not finite:

@@ -21,6 +21,8 @@ from sordino.receipts import Receipt
 from sordino.receipts.folder import NO_RECEIPT, UNCOMPARED, RunFolder, no_folder, rows_of
 from sordino.transport.run_events import RunEvent
 
+NOT_OF_SCORES = "no epsilon covers scores"
+
 
 class Listed(NamedTuple):
     """Summary of one run: state, rounds, score and strongest guarantee."""
@@ -140,12 +142,14 @@ def promised(receipt: Receipt) -> str:
 
 
 def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
-    """The strongest guarantee as one line: epsilon, unit, neighbours, adversary, delta and status."""
+    """The strongest guarantee as one line: epsilon, unit, neighbours, adversary, delta and status. It stands beside
+    scores, which are exact answers about people's rows: with real noise it says that it is not about them.
+    """
     row = strongest(rows)
     if row is None:
         printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)
         return "nothing promised" + ("" if printed is None else f"; nominal {epsilon_text(printed)} proves nothing")
-    return in_short(row, simulated)
+    return in_short(row, simulated) + ("" if simulated else f"; {NOT_OF_SCORES}")
 
 
 class SiteNow(NamedTuple):

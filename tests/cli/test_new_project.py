@@ -69,5 +69,8 @@ def test_a_promise_names_its_subject() -> None:
         because=(),
     )
     raw = row.beside(adversary="server", epsilon=math.inf, status="none")
-    assert promise([raw, row], False) == "ε 2 per client (replace), against the public, δ 1e-05, proved"
+    assert (
+        promise([raw, row], False)
+        == "ε 2 per client (replace), against the public, δ 1e-05, proved; no epsilon covers scores"
+    )
     assert promise([raw], False) == "nothing promised"

@@ -21,6 +21,7 @@ from sordino.cli import progress as module
 from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
 from sordino.metrics import RoundRow, Scores
 from sordino.receipts.receipt import opened
+from sordino.runs.listing import NOT_OF_SCORES
 from sordino.runs.play import Progress
 from sordino.runs.run import start
 
@@ -156,7 +157,8 @@ def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPa
     row = ROW.beside(epsilon=41.0, status=status, nominal_epsilon=printed)
     monkeypatch.setattr("sordino.accounting.statement.statement", lambda *_: [row])
     said = Eager().text(made_up(1))
-    assert said == f"ε 41 per example (replace), against the server, δ 1e-05, {text}; 10% of the budget is spent"
+    row_said = f"ε 41 per example (replace), against the server, δ 1e-05, {text}"
+    assert said == f"{row_said}; {NOT_OF_SCORES}; 10% of the budget is spent"
 
 
 def made_up(round: int) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import sordino
+from sordino.results.comparison_table import FORMATS
+from sordino.runs.listing import NOT_OF_SCORES
 from tests.helpers.command_line import Said
 
 TINY = ("rounds=1", "partition.clients=3", "model=logistic", "evaluation.final=1")
@@ -122,3 +124,28 @@ def test_a_comparison_says_it_in_every_format(place: Path) -> None:
         assert "proved (simulation)" in told
         assert not BARE.search(told)
     assert rows[0].to_json()["simulated"]
+
+
+def test_no_real_epsilon_stands_beside_a_score_that_it_seems_to_cover(
+    cli: Callable[..., Said], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score is an exact answer about people's rows; beside it stood only the epsilon of the training, "proved"."""
+    monkeypatch.setenv("COLUMNS", "300")
+    tiny = [*PLAN, "privacy.noise=system"]
+    (tmp_path / "a.toml").write_text('name = "a"', encoding="utf-8")
+    compared = sordino.compare(tmp_path / "a.toml", "lr=0.1,0.2", *tiny, seeds=1, out=tmp_path / "compared")
+    result = sordino.open_run(place / "system" / "run")
+    texts = {
+        "list": said(cli, place / "system", ("list", "PLACE")),
+        "watch": said(cli, place / "system", ("watch", "RUN", "--once")),
+        "run": cli("run", *tiny, "--out", str(tmp_path / "run")).err,
+        "in Python": repr(result),
+        "in a notebook": result._repr_html_(),
+        "a comparison in a notebook": compared._repr_html_(),
+        **{form: write(compared.table) for form, write in FORMATS.items()},
+        "its JSON": json.dumps([row.to_json() for row in compared.table], ensure_ascii=False),
+    }
+    assert all(re.search("accuracy|last.ten|last 10", text) for text in texts.values())
+    assert {name for name, text in texts.items() if f"proved; {NOT_OF_SCORES}" not in text} == set()
+    assert "No epsilon covers the scores" in " ".join(compared.choosing)
+    assert "test scores are not covered by epsilon" in said(cli, place / "system", ("show", "RUN"))

@@ -83,7 +83,7 @@ COUNTED_OR_NOT = [
     ),
     one(
         "two steps at e^epsilon delta",
-        "accounting/composition.py",
+        "accounting/accountants.py",
         "if math.fsum(math.exp(i * epsilon) for i in range(number)) * held <= delta:",
         "if math.exp((number - 1) * epsilon) * held <= delta:",
         f"{COVERING}::test_two_steps_are_never_below_the_exact_price",

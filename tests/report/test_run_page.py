@@ -16,7 +16,7 @@ from sordino.accounting.words import described, merged, sentence, strength, subj
 from sordino.report.frame import promises, style
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
-from sordino.runs.listing import promise
+from sordino.runs.listing import NOT_OF_SCORES, promise
 
 ROW = Guarantee(
     unit="example", neighbours="replace", adversary="server", epsilon=1.0, delta=1e-5, status="proved", because=(),
@@ -75,8 +75,9 @@ def test_strength_has_no_word_stronger_than_the_number() -> None:
 
 def test_the_promise_in_a_list_names_what_holds_and_what_does_not() -> None:
     assert promise([ROW.beside(epsilon=math.inf)], True) == "nothing promised"
-    assert promise([ROW], False) == "ε 1 per example (replace), against the server, δ 1e-05, proved"
-    assert promise([ROW], True) == "ε 1 per example (replace), against the server, δ 1e-05, proved (simulation)"
+    said = "ε 1 per example (replace), against the server, δ 1e-05, proved"
+    assert promise([ROW], False) == f"{said}; {NOT_OF_SCORES}"
+    assert promise([ROW], True) == f"{said} (simulation)"
     told = promise([ROW.beside(status="nominal", nominal_epsilon=0.5)], False)
     assert "ε 1 per example" in told
     assert "holds; nominal 0.5 proves nothing" in told
