@@ -133,7 +133,10 @@ def planned(trial: PartTrial) -> None:
     require(
         len(turns) == PEOPLE, f"participations has {len(turns)} entries for {PEOPLE} clients", "one for each client"
     )
-    require(all(0 <= n <= ROUNDS for n in turns), "a client is planned for more rounds than there are", "0 to rounds")
+    whole = all(isinstance(n, int | np.integer) and 0 <= n <= ROUNDS for n in turns)
+    require(
+        whole, "a client is planned for a part of a round, or for more than there are", "whole numbers, 0 to rounds"
+    )
     size = cohort.expected(PEOPLE)
     require(0 < size <= PEOPLE, f"the expected size is {size} of {PEOPLE}", "give the size that is planned")
     taken = [k for t in range(ROUNDS) for k in cohort.draw(t, PEOPLE, key)]

@@ -47,6 +47,10 @@ PARTS = {
     "a cohort": (COHORT + "[0, 1]", ""),
     "a cohort by chance": (COHORT + "np.random.permutation(population)[:2].tolist()", "repeats"),
     "a client twice": (COHORT + "[0, 0]", "draws"),
+    "a part of a round": (
+        COHORT + "[0]\n    def participations(self, r, population): return [1.5] * population",
+        "plan",
+    ),
     "a cohort that claims": (COHORT + "[0]\n    hidden = True", "promises"),
     "a source": (SOURCE + "return SourceRows(np.random.default_rng(seed).random((50, 2)), np.arange(50) % 2)", ""),
     "a source of numbers": (SOURCE + "return SourceRows(np.zeros((50, 2)), np.linspace(-1, 1, 50))", ""),
