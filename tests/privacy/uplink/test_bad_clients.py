@@ -27,6 +27,8 @@ from sordino.engine.site import Site
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
 from sordino.privacy.noise import GaussianNoise
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.round import Outcome, one_round
 from sordino.runs import run
 from sordino.runs.simulation import Simulation, simulated
@@ -117,6 +119,15 @@ def test_spoiled_values_count_as_zero_and_change_nothing_else(uplink: str, spoil
     assert tree.finite(bad.server)
     honest, _ = play(parts, None)
     assert not same(honest.server, zeros.server)  # the client mattered
+
+
+def test_behind_its_own_noise_nobody_can_tell_that_a_client_has_not_clipped() -> None:
+    """What the threat model calls possible: only the clip that the server can look at again bounds a liar."""
+    far, zero = {"w": torch.full((3,), 1e6)}, {"w": torch.zeros(3)}
+    for noise, moved in (((), 0.0), ((Noise(GaussianNoise(), "replace", 1.0),), 5e5)):
+        uplink = Uplink((Clip(1.0), *noise))
+        mean = uplink.receive({0: far, 1: zero}, zero, [1.0, 1.0], 2.0, None, None).mean["w"]
+        assert mean.tolist() == [moved] * 3
 
 
 def test_an_honest_upload_at_the_bound_passes_bit_for_bit() -> None:
