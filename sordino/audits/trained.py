@@ -191,11 +191,18 @@ def curve(promise: Guarantee) -> dict[float, float]:
     return held | {d: epsilon for d, epsilon in found.items() if epsilon >= LEAST}
 
 
+def smooth(event: Event) -> Event:
+    """The event with continuous noise in place of a discrete Gaussian, which spreads scores alike. Its epsilon is
+    exact; that of the discrete one is known from above alone, and could exceed what is lost.
+    """
+    return Gaussian(event.noise_multiplier) if isinstance(event, DiscreteGaussian) else event
+
+
 class NoiseRead(NamedTuple):
     """Gaussian noise in `times` releases, each on a Poisson sample of this rate."""
 
     rate: float
-    noise: Gaussian | DiscreteGaussian
+    noise: Gaussian
     times: int
 
     @classmethod
@@ -203,15 +210,15 @@ class NoiseRead(NamedTuple):
         """All releases of an event; empty if any of them has noise of another kind."""
         found = []
         for one, times in reduce(event, neighbours).counted:
-            rate, noise = (one.rate, one.event) if isinstance(one, Poisson) else (1.0, one)
-            if not isinstance(noise, Gaussian | DiscreteGaussian):
+            rate, noise = (one.rate, smooth(one.event)) if isinstance(one, Poisson) else (1.0, smooth(one))
+            if not isinstance(noise, Gaussian):
                 return []
             found.append(cls(rate, noise, times))
         return found
 
     def quieter(self, factor: float) -> Event:
         """The same releases with noise divided by this factor."""
-        one = type(self.noise)(self.noise.noise_multiplier / factor)
+        one = Gaussian(self.noise.noise_multiplier / factor)
         return Repeat(one if self.rate == 1 else Poisson(self.rate, one), self.times)
 
 
@@ -267,7 +274,8 @@ def quieter(promise: Guarantee, factor: float) -> tuple[Repeat, ...] | None:
     assert promise.event is not None
     found = list[Repeat]()
     for one, times in reduce(promise.event, promise.neighbours).counted:
-        louder = Response(one.epsilon * factor, one.levels) if isinstance(one, Response) else one.stretched(factor)
+        stretched = smooth(one).stretched(factor)
+        louder = Response(one.epsilon * factor, one.levels) if isinstance(one, Response) else stretched
         if louder is None:
             return None
         found.append(Repeat(louder, times))

@@ -37,6 +37,20 @@ RECEIPTS = [
         "tests/ledger/test_records.py::test_a_first_record_of_other_types_founds_no_ledger",
     ),
     one(
+        "noise on a grid is found to lose what bounds it from above",
+        "audits/trained.py",
+        "one = Gaussian(self.noise.noise_multiplier / factor)",
+        "one = DiscreteGaussian(self.noise.noise_multiplier / factor)",
+        "tests/audit/test_trained.py::test_no_more_is_lost_than_noise_on_a_grid_loses",
+    ),
+    one(
+        "a score stands beside a real epsilon as if that covered it",
+        "runs/listing.py",
+        'return in_short(row, simulated) + ("" if simulated else f"; {NOT_OF_SCORES}")',
+        "return in_short(row, simulated)",
+        "tests/cli/test_simulation_said.py::test_no_real_epsilon_stands_beside_a_score_that_it_seems_to_cover",
+    ),
+    one(
         "every hidden cohort is one in which all pay",
         "receipts/verify.py",
         "if setup.policy.hidden and again.plan.everyone_pays:",
