@@ -35,7 +35,6 @@ from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError, Sor
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent
-INTERRUPTED = 130  # how `sordino run` ends when it can go on
 WHERE = "say with --data where mnist/, fashion_mnist/, cifar10/ and cifar100/ are"
 
 
@@ -217,8 +216,8 @@ def run_program(table: Table, program: Program, data: Path | None) -> None:
 
 
 def run_row(table: Table, row: Row, words: Sequence[str], seed: int, data: Path | None) -> Any:
-    """What `sordino run --json` says of this row. The run's folder is kept while it was stopped and not ended, and the
-    next call of the same commit goes on there.
+    """What `sordino run --json` says of this row. The run's folder is kept until the run has ended, however it was
+    stopped, and the next call of the same commit goes on there.
     """
     path = config.load(table.experiment, words).data.path
     moved = (
@@ -236,18 +235,19 @@ def run_row(table: Table, row: Row, words: Sequence[str], seed: int, data: Path 
         text=True,
         check=False,
     )
-    if done.returncode >= 0 and done.returncode != INTERRUPTED:
-        shutil.rmtree(folder, ignore_errors=True)
-    if done.returncode == 0:
-        return json.loads(done.stdout) | {"continued": begun}
     try:
         error = json.loads(_last_line(done.stderr))["error"]
     except (ValueError, LookupError):
         error = {"what": _last_line(done.stderr) or f"it ended with {done.returncode}"}
+    lost = error.get("code") == "model-not-finite"
+    if done.returncode == 0 or lost or not (folder / "experiment.toml").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+    if done.returncode == 0:
+        return json.loads(done.stdout) | {"continued": begun}
     where = f"{table.name}, {row.name!r}, seed {seed}: {error['what']}"
     if done.returncode == DataError.exit_code:
         raise DataError(where, why=error.get("why", ""), fix=WHERE)
-    kind = NonFiniteModel if error.get("code") == "model-not-finite" else RunError
+    kind = NonFiniteModel if lost else RunError
     raise kind(where, why=error.get("why", ""), fix=error.get("fix", ""))
 
 

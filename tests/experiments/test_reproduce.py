@@ -16,6 +16,7 @@ import reproduce
 import tables
 
 from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError
+from sordino.receipts.folder import RunFolder
 from tests.experiments.small_tables import HEAD, ONE, PROGRAM, TWO, found, table
 from tests.helpers.command_line import Said
 
@@ -199,7 +200,10 @@ def test_a_run_that_is_stopped_goes_on_and_one_that_ends_is_not_kept(
         patched.setattr(reproduce.subprocess, "run", interrupted)
         with pytest.raises(RunError):
             reproduce.run_row(one, row, ("rounds=40",), 0, None)
-    assert len(list(stopped.glob("*/metrics.jsonl"))) == 1
+    (metrics,) = stopped.glob("*/metrics.jsonl")
+    with RunFolder(metrics.parent).locked(), pytest.raises(RunError, match="in use"):  # as if it were still at work
+        reproduce.run_row(one, row, ("rounds=40",), 0, None)
+    assert metrics.stat().st_size
     later = reproduce.run_row(one, row, ("rounds=40",), 0, None)
     assert (whole["continued"], later["continued"]) == (False, True)
     scores = ([m.get("accuracy") for m in found["metrics"]] for found in (whole, later))
