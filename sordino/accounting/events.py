@@ -318,9 +318,10 @@ def from_json(data: Any) -> Event:
     return event
 
 
-def _malformed(
-    what: str, why: str, fix: str = "read events only from a ledger or receipt that sordino wrote"
-) -> UnsupportedEvent:
+AS_WRITTEN = "read events only from a ledger or receipt that sordino wrote"
+
+
+def _malformed(what: str, why: str, fix: str = AS_WRITTEN) -> UnsupportedEvent:
     return UnsupportedEvent(what, why=why, fix=fix, code="malformed-event")
 
 

@@ -15,10 +15,10 @@ from shlex import quote
 
 from sordino.accounting.events import Json
 from sordino.accounting.facts import read_json
-from sordino.errors import LedgerError
+from sordino.errors import LedgerError, damaged
 from sordino.ledger import storage
 from sordino.receipts import Receipt
-from sordino.receipts.folder import RunFolder
+from sordino.receipts.folder import FROM_A_COPY, RunFolder
 
 _ANY = RunFolder(Path())
 PAGE = _ANY.page_file.name
@@ -97,7 +97,10 @@ def is_newest(run: RunFolder) -> bool:
     """
     folder = run.path
     with storage.refusals(), closing(storage.read_database(run.ledger)) as copy:
-        told = claimed(folder)
+        try:
+            told = claimed(folder)
+        except ValueError as error:
+            raise damaged(run.receipt_file, error, FROM_A_COPY) from None
         said, run_of = f'"digest":"{digest(told).hex()}"'.encode(), f'"op":"{told.get("run")}'.encode()
         if sealed := copy.execute("SELECT sequence FROM record WHERE instr(body, ?) LIMIT 1", (said,)).fetchone():
             later = (*sealed, b'"kind":"reserved"', run_of + b"/", run_of + b".")

@@ -219,11 +219,11 @@ def _subject(row: Json) -> tuple[str, ...]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """True if two values are equal, numbers up to rounding: accountants may add up in another order."""
+    """True if two values are equal and of one type, numbers up to rounding: accountants may add up in another order."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, float) and isinstance(b, int | float):
+    if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-9)
-    return bool(a == b)
+    return type(a) is type(b) and bool(a == b)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -20,7 +21,7 @@ from sordino.accounting.accountants import LIMITS
 from sordino.accounting.composition import parsed
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.algorithms.fedavg import FedAvg
-from sordino.errors import RunError
+from sordino.errors import RunError, SordinoError
 from sordino.ledger import storage
 from sordino.planning.accounts import Accounts
 from sordino.receipts import seal
@@ -139,6 +140,27 @@ def test_a_sentence_among_the_guarantees_is_no_row_and_no_receipt_holds_with_it(
     for beside in ("one client, against anyone: epsilon 0.1, proved", ["epsilon", 0.1], 0.1, None):
         said = verification._guarantees(again, {"guarantees": [beside]})
         assert said == ["a guarantee is stated twice, or is no row"]
+
+
+def test_a_value_of_another_type_is_another_value() -> None:
+    """As it was, 0 was taken for false, and a number too long for a float ended in a traceback."""
+    assert verification._same([1, 2.0, False, "inf"], [1, 2.0 + 1e-12, False, "inf"])
+    for a, b in ((False, 0), (1, True), (1.0, True), (1, 1.0), (8.0, 10**400), (8.0, math.nan), ("inf", math.inf)):
+        assert not verification._same(a, b)
+        assert not verification._same({"a": [b]}, {"a": [a]})
+
+
+@pytest.mark.parametrize("forged", ["NaN", "Infinity", "1e999"])
+def test_a_receipt_with_what_is_no_number_is_damaged_for_whoever_lists_runs(tmp_path: Path, forged: str) -> None:
+    start(CASE.experiment(privacy=REAL), tmp_path / "run")
+    file = RunFolder(tmp_path / "run").receipt_file
+    told = json.loads(file.read_text())
+    made = file.read_text().replace(f'"epsilon": {told["budget"]["epsilon"]}', f'"epsilon": {forged}')
+    file.write_text(made)
+    (found,) = listing.listed(tmp_path)
+    assert found.state == "damaged"
+    with pytest.raises(SordinoError, match=r"privacy\.json"):
+        RunFolder(tmp_path / "run").receipt()
 
 
 def test_an_accountant_that_comes_out_below_an_exact_one_is_named() -> None:
