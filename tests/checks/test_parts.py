@@ -49,7 +49,7 @@ PARTS = {
     "a client twice": (COHORT + "[0, 0]", "draws"),
     "a part of a round": (
         COHORT + "[0]\n    def participations(self, r, population): return [1.5] * population",
-        "plan",
+        "planned",
     ),
     "a cohort that claims": (COHORT + "[0]\n    hidden = True", "promises"),
     "a source": (SOURCE + "return SourceRows(np.random.default_rng(seed).random((50, 2)), np.arange(50) % 2)", ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import one
+from tests.mutants.mutant import Mutant, one
 
 UPLINK = "tests/adapters/test_private_uplink.py"
 FLOWER = "tests/adapters/test_flower.py"
@@ -54,12 +54,14 @@ ADAPTED = [
         "if not",
         f"{UPLINK}::test_a_folder_keeps_its_terms",
     ),
-    one(
+    Mutant(
         "what the other program keeps is no condition",
         "adapters/private_uplink.py",
-        '"model": {"name": "elsewhere:Program"},',
-        "",
-        f"{UPLINK}::test_a_server_is_stopped_by_its_budget_and_its_receipt_holds",
+        (
+            ('"data": {"source": "elsewhere:Program"},', '"data": {"source": "session:data"},'),
+            ('"model": {"name": "elsewhere:Program"},', ""),
+        ),
+        (f"{UPLINK}::test_a_server_is_stopped_by_its_budget_and_its_receipt_holds",),
     ),
     one(
         "an array more than was declared",
