@@ -70,7 +70,7 @@ def parsed(text: str) -> LedgerNote:
 
 
 def claims_in(group: Json) -> Release:
-    """What a note claims about each client of this group."""
+    """Claims of a note about each client of this group."""
     return _read(json.dumps(group["claims"]))
 
 

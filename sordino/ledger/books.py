@@ -170,7 +170,7 @@ class Entry(NamedTuple):
 
     @property
     def told(self) -> LedgerNote:
-        """What the note says about the release; the ledger is damaged where that is nothing."""
+        """The note, parsed; where it is malformed, the ledger is damaged."""
         try:
             return parsed(self.note)
         except MALFORMED as error:

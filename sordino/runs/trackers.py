@@ -257,5 +257,6 @@ def _promised(receipt: Receipt) -> dict[str, float]:
             status = re.sub(r"\W+", "_", standing(row.status, receipt.simulated)).strip("_")
             found |= {f"epsilon_{about}_{status}": row.epsilon, f"delta_{about}": row.delta}
     if (budget := receipt.budget) is not None:
-        found["spent_share" + "_nominal" * budget.nominal(receipt.guarantees)] = budget.spent_share.max
+        share = "spent_share_nominal" if budget.nominal(receipt.guarantees) else "spent_share"
+        found[share] = budget.spent_share.max
     return found

@@ -21,9 +21,8 @@ from sordino.transport.sites import FOREVER, SOON, Bodies, Sites
 from sordino.tree import Tree
 from sordino.types import Terms
 
-SignedHeads: TypeAlias = dict[
-    str, tuple[int, bytes]
-]  # by site: how many rounds had left it, and the head of its message
+# by site: how many rounds had left it, and the head of its message
+SignedHeads: TypeAlias = dict[str, tuple[int, bytes]]
 LEAVE = 10.0  # seconds that a stop leaves to those who are at work on a round
 AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
 
@@ -242,11 +241,8 @@ class RemoteSites(Sites):
     def _writer(
         self, peer: str, command: Command, bodies: Bodies, ledger: str = "", digest: str = ""
     ) -> Callable[[], bytes]:
-        write, begin, stands = (
-            super()._writer(peer, command, bodies, self.ledger(), digest),
-            super()._writer,
-            self.ledger(),
-        )
+        begin, stands = super()._writer, self.ledger()
+        write = begin(peer, command, bodies, stands, digest)
         anew = self.carrier.starts_anew and not isinstance(command, Begin)
 
         def written() -> bytes:

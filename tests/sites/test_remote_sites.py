@@ -15,7 +15,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino import tree
-from sordino.engine import wire
+from sordino.engine import commands, wire
 from sordino.engine.commands import BEGIN_FIRST, Accepted, Answered, Begin, Done, Refused
 from sordino.engine.server import FederatedServer
 from sordino.runs.simulation import Simulation, simulated
@@ -353,6 +353,12 @@ def test_what_a_round_waits_for_says_who_is_revoked_and_what_to_do(once: Round) 
     assert " carries 1 kB/s, and " in told
     assert "s: the deadline of 0.05 s is too short for it; revoked: bad; " in told
     assert told.endswith("stop here and give the same command with a smaller --minimum (such as --minimum 2)")
+
+
+def test_what_a_site_is_sent_is_encoded_once_when_it_is_sent(once: Round) -> None:
+    sites, encoded = once.sites(Silent({}), Patience()), iter([b"part"])  # there is no second one
+    write = sites._writer("good", commands.Round(0, once.terms, True), lambda: [next(encoded)])
+    assert len(write()) == sites._there
 
 
 @pytest.mark.parametrize(
