@@ -247,8 +247,9 @@ def run_row(table: Table, row: Row, words: Sequence[str], seed: int, data: Path 
     where = f"{table.name}, {row.name!r}, seed {seed}: {error['what']}"
     if done.returncode == DataError.exit_code:
         raise DataError(where, why=error.get("why", ""), fix=WHERE)
-    kind = NonFiniteModel if lost else RunError
-    raise kind(where, why=error.get("why", ""), fix=error.get("fix", ""))
+    kept = f"the same command goes on in {folder}; delete that folder to begin again" if folder.is_dir() else ""
+    fix = "; ".join(filter(None, (error.get("fix"), kept)))
+    raise (NonFiniteModel if lost else RunError)(where, why=error.get("why", ""), fix=fix)
 
 
 def _last_line(text: str) -> str:

@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainSerializer,
     ValidationError,
     ValidationInfo,
@@ -39,6 +40,7 @@ def _to_file(value: float) -> float | str:
 
 Epsilon = Annotated[
     float,
+    Field(ge=0),
     BeforeValidator(_from_file),
     PlainSerializer(_to_file),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}),

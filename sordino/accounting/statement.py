@@ -45,7 +45,7 @@ class Guarantee(Subject):
         'neighbour. "inf": no guarantee.'
     )
     delta: float = Field(
-        description="The probability added to that, with the difference between sampled noise and its ideal law."
+        ge=0, description="The probability added to that, with the difference between sampled noise and its ideal law."
     )
     accountant: str = Field(
         description="The accountant whose composition of all releases is the smallest: gdp, pure, rdp, pld, or a sum "

@@ -55,7 +55,7 @@ class Between(Fact):
 class Group(Fact):
     """Clients with the same privacy budget (epsilon)."""
 
-    granted: Number = Field(description="The epsilon that each of them grants.")
+    granted: Number = Field(ge=0, description="The epsilon that each of them grants.")
     clients: int = Field(description="Number of clients in the group.")
     spent: Epsilon = Field(
         description="The epsilon of the client with the largest privacy loss, from the ledger's events."
@@ -71,8 +71,8 @@ class ReceiptBudget(Fact):
     """Privacy budget of the clients, and the share of it that is spent, counted in a quantity that adds up over
     rounds."""
 
-    epsilon: Number = Field(description="The largest epsilon that a client grants, over all rounds.")
-    delta: Number = Field(description="The delta of that epsilon.")
+    epsilon: Number = Field(ge=0, description="The largest epsilon that a client grants, over all rounds.")
+    delta: Number = Field(ge=0, description="The delta of that epsilon.")
     currency: str = Field(
         description="The quantity that adds up in the ledger: such as rho of zCDP, mu^2 of Gaussian DP, or epsilon."
     )

@@ -201,8 +201,9 @@ def test_a_run_that_is_stopped_goes_on_and_one_that_ends_is_not_kept(
         with pytest.raises(RunError):
             reproduce.run_row(one, row, ("rounds=40",), 0, None)
     (metrics,) = stopped.glob("*/metrics.jsonl")
-    with RunFolder(metrics.parent).locked(), pytest.raises(RunError, match="in use"):  # as if it were still at work
+    with RunFolder(metrics.parent).locked(), pytest.raises(RunError, match="in use") as at_work:  # as if it still were
         reproduce.run_row(one, row, ("rounds=40",), 0, None)
+    assert str(metrics.parent) in at_work.value.fix
     assert metrics.stat().st_size
     later = reproduce.run_row(one, row, ("rounds=40",), 0, None)
     assert (whole["continued"], later["continued"]) == (False, True)

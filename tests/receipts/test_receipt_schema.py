@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import ValidationError
 
 from sordino.accounting import events
 from sordino.receipts import Receipt, receipt_schema
@@ -39,6 +40,7 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a field that is missing": lambda told: told.pop("simulated"),
     "a number as text": lambda told: told["guarantees"][0].update(epsilon="0.1"),
     "an epsilon below 0": lambda told: told["guarantees"][0].update(epsilon=-1.0),
+    "a delta below 0": lambda told: told["guarantees"][0].update(delta=-1e-5),
     "an unknown status": lambda told: told["guarantees"][0].update(status="certain"),
     "an unknown event": lambda told: told["guarantees"][0].update(event={"kind": "magic"}),
     "an event inside that lacks a field": lambda told: told["guarantees"][0]["event"]["events"][0]["event"].pop("rate"),
@@ -58,6 +60,9 @@ def test_a_broken_receipt_is_not(name: str) -> None:
     told = json.loads(json.dumps(TOLD))
     BROKEN[name](told)
     assert list(SHAPE.iter_errors(told))
+    if not name.endswith("nobody knows"):  # a reader passes over those
+        with pytest.raises(ValidationError):
+            Receipt.model_validate_json(json.dumps(told))
 
 
 def test_every_field_has_a_meaning() -> None:

@@ -150,8 +150,8 @@ def test_a_value_of_another_type_is_another_value() -> None:
         assert not verification._same({"a": [b]}, {"a": [a]})
 
 
-@pytest.mark.parametrize("forged", ["NaN", "Infinity", "1e999"])
-def test_a_receipt_with_what_is_no_number_is_damaged_for_whoever_lists_runs(tmp_path: Path, forged: str) -> None:
+@pytest.mark.parametrize("forged", ["NaN", "Infinity", "1e999", "-1"])
+def test_a_receipt_with_what_is_no_epsilon_is_damaged_for_whoever_lists_runs(tmp_path: Path, forged: str) -> None:
     start(CASE.experiment(privacy=REAL), tmp_path / "run")
     file = RunFolder(tmp_path / "run").receipt_file
     told = json.loads(file.read_text())
