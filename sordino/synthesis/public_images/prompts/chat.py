@@ -305,7 +305,7 @@ def _said(error: urllib.error.HTTPError) -> str:
 
 def _pause(attempt: int, asked: str) -> float:
     """Seconds until the next attempt: doubled each time, or as the server asks."""
-    wait = float(asked) if asked.isdigit() else 2.0**attempt
+    wait = float(asked) if asked.isascii() and asked.isdigit() else 2.0**attempt
     return min(wait, LONGEST_WAIT)
 
 
