@@ -16,7 +16,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
+    NonNegativeFloat,
     PlainSerializer,
     ValidationError,
     ValidationInfo,
@@ -30,18 +30,13 @@ from sordino.version import __version__
 F = TypeVar("F", bound="Fact")
 
 
-def _from_file(value: object) -> object:
-    return math.inf if value == "inf" else value
-
-
 def _to_file(value: float) -> float | str:
     return value if math.isfinite(value) else "inf"
 
 
 Epsilon = Annotated[
-    float,
-    Field(ge=0),
-    BeforeValidator(_from_file),
+    NonNegativeFloat,
+    BeforeValidator(lambda value: math.inf if value == "inf" else value),
     PlainSerializer(_to_file),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}),
 ]

@@ -31,7 +31,7 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink, single_uploads
 from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_cohort, check_room
 from sordino.privacy.uplink.stages import Weigh
-from sordino.sampling import Cohort, alike, turns
+from sordino.sampling import Cohort, alike
 from sordino.sampling.by_budget import Personal, ThresholdPublished
 from sordino.types import Offer, Task, Unit
 
@@ -54,7 +54,7 @@ class PriceRequest:
         """Rounds that each client is planned to pay for."""
         if any(offer.everyone_pays for offer, _ in self.offers):  # in every round, whoever is drawn
             return alike(self.rounds, len(self.sizes))
-        return turns(self.cohort, self.rounds, len(self.sizes))
+        return self.cohort.participations(self.rounds, len(self.sizes))
 
     @cached_property
     def reads(self) -> Sequence[int]:

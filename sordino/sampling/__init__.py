@@ -267,20 +267,6 @@ def each_once(drawn: Sequence[int], population: int) -> list[int]:
     return numbers
 
 
-def turns(cohort: Cohort, rounds: int, population: int) -> Sequence[int]:
-    """The planned number of rounds of every client, checked: a budget is divided by it."""
-    planned = cohort.participations(rounds, population)
-    numbers = np.asarray(planned)
-    if numbers.shape != (population,) or numbers.dtype.kind not in "iu" or numbers.min(initial=0) < 0:
-        raise ConfigError(
-            f"the cohort {type(cohort).__name__} plans other than {population} numbers of rounds",
-            why="each client's budget is divided by the number of rounds that it is planned for",
-            fix="let `participations` return one whole number from 0 on for each client; `sordino check` tries it",
-            code="own-cohort-plan",
-        )
-    return planned
-
-
 COHORTS: dict[str, type[Cohort]] = {
     "everyone": Everyone,
     "round_robin": RoundRobin,

@@ -24,7 +24,6 @@ SMALL: dict[str, Any] = {
 @dataclass(frozen=True)
 class Drawing(Cohort):
     who: str = "good"
-    plan: str = "whole"
 
     DRAWS = {  # noqa: RUF012
         "good": np.array([3, 0]),
@@ -33,47 +32,32 @@ class Drawing(Cohort):
         "beyond": [0, 4],
         "not whole": [0.5, 1],
     }
-    PLANS = {  # noqa: RUF012
-        "whole": [1, 1, 1, 1],
-        "parts of a round": [0.5] * 4,
-        "below none": [1, 1, 1, -1],
-        "one too few": [1, 1, 1],
-        "one for all": 1,
-    }
 
     def draw(self, round_index: int, population: int, key: Any) -> Any:
         return self.DRAWS[self.who]
 
     def participations(self, rounds: int, population: int) -> Any:
-        return self.PLANS[self.plan]
+        return alike(rounds, population)
 
     def expected(self, population: int) -> float:
         return 2.0
 
 
-def played(folder: Path, **options: str) -> Any:
-    return sordino.run(SMALL, cohort={"name": f"{__name__}:Drawing", **options}, out=folder)
+def played(who: str, folder: Path) -> Any:
+    return sordino.run(SMALL, cohort={"name": f"{__name__}:Drawing", "who": who}, out=folder)
 
 
 @pytest.mark.parametrize("who", [who for who in Drawing.DRAWS if who != "good"])
 def test_a_client_is_drawn_once_under_its_one_number(who: str, tmp_path: Path) -> None:
     """Client -1 of four was client 3, with a budget of its own: two clips under noise for one, called proved."""
     with pytest.raises(ConfigError) as refusal:
-        played(tmp_path / "run", who=who)
+        played(who, tmp_path / "run")
     assert refusal.value.code == "own-cohort-draws"
     assert not list(RunFolder(tmp_path / "run").metrics())
 
 
-@pytest.mark.parametrize("plan", [plan for plan in Drawing.PLANS if plan != "whole"])
-def test_a_budget_is_divided_by_a_whole_number_of_rounds(plan: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        played(tmp_path / "run", plan=plan)
-    assert refusal.value.code == "own-cohort-plan"
-    assert not (tmp_path / "run" / "ledger.sqlite").exists()
-
-
 def test_numbers_of_numpy_are_clients(tmp_path: Path) -> None:
-    assert played(tmp_path / "run").metrics[-1].answered == 2
+    assert played("good", tmp_path / "run").metrics[-1].answered == 2
 
 
 @pytest.mark.parametrize("name", sorted(COHORTS))
