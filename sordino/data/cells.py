@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sordino.data.dataset import Array
 from sordino.data.schema import Column, TableSchema
-from sordino.data.table_files import AS_SEEN, GivenDialect, TableRows, read
+from sordino.data.table_files import AS_SEEN, GivenDialect, TableRows, as_text, read
 from sordino.errors import DataError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def texts(column: pa.Array) -> list[str]:
-    found: list[str] = pc.cast(column, pa.string()).to_pylist()
+    found: list[str] = as_text(column).to_pylist()
     return found
 
 
@@ -197,7 +197,7 @@ def without_gaps(
 def _filled(column: pa.Array, hole: Array, value: str, number: bool) -> pa.Array:
     if number and not is_text(column.type):
         return pc.if_else(pa.array(hole), float(value), pc.cast(column, pa.float64()))
-    return pc.if_else(pa.array(hole), value, pc.cast(column, pa.string()))
+    return pc.if_else(pa.array(hole), value, as_text(column))
 
 
 def _gap(rows: TableRows, name: str, hole: Array, missing: Missing, fix: str) -> DataError:

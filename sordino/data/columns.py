@@ -177,7 +177,7 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
         if None in truths:
             raise held.unfit(name, words[at := truths.index(None)], at, "is neither true, false, 1 nor 0")
         return Feature(np.array(truths, np.float32)[:, None], *said.scale, numbers=True)
-    place = {level: at for at, level in enumerate(said.words)}
+    place = _spelled(said.words)
     nothing = len(said.words) if said.other is None else place[said.other]
     rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last one is empty
     found = np.array([place.get(text, nothing) for text in words])
@@ -209,12 +209,20 @@ def _bucket(word: str, buckets: int) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little") % buckets
 
 
-def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> Array:
-    """The position of each cell among the declared words; a cell 1.0 matches the word "1", unless "1.0" is declared."""
+def _spelled(words: Sequence[str]) -> dict[str, int]:
+    """The position of each declared word. A cell 1.0 matches the word "1", unless "1.0" is declared: where one row has
+    a gap, many programs write all others with a point.
+    """
     place = {word: at for at, word in enumerate(words)}
     for word, at in [*place.items()]:
         if word.lstrip("-").isdecimal():
             place.setdefault(f"{word}.0", at)
+    return place
+
+
+def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> Array:
+    """The position of each cell among the declared words."""
+    place = _spelled(words)
     cells = texts(held.columns[name])
     found = [place.get(text) for text in cells]
     if None in found:

@@ -84,13 +84,11 @@ def rows_of(
         )
     fill = {name: said.missing for name, said in columns.items() if said.missing is not None}
     held = without_gaps(found, asked, "fill", fill, _numbers(columns), fix="fill in the value, or remove the row")
-    for name, said in columns.items():
-        if said.kind == "levels" and said.other is None:
-            words = texts(held.columns[name])
-            if (at := next((at for at, text in enumerate(words) if text not in said.words), None)) is not None:
-                known = ", ".join(said.words)
-                raise held.unfit(name, words[at], at, f"is not a level that the model knows: {known}", FIX)
     features = {name: as_declared(held, name, said) for name, said in columns.items()}
+    for name, said in columns.items():
+        if said.kind == "levels" and (strange := features[name].unknown) is not None and strange.any():
+            word, known = texts(held.columns[name])[at := int(np.argmax(strange))], ", ".join(said.words)
+            raise held.unfit(name, word, at, f"is not a level that the model knows: {known}", FIX)
     owner = Owners(np.zeros(found.table.num_rows, np.int64), (found.name,), True)
     told = remarks(list(unknown_values(held, columns, features, ())), owner)
     names = tuple(str(at) for at in range(1, found.table.num_rows + 1))

@@ -41,7 +41,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said o
     "group": ("names",),
     "label": ("classes", "range"),
 }
-BOOLEANS = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
+BOOLEANS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 # kind -> its list, and its least length
 LISTS = {"levels": ("levels", 1), "label": ("classes", 2), "group": ("names", 1)}
 

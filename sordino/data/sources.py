@@ -256,8 +256,10 @@ class TorchRows(RowSource):
 
     def rows(self, seed: int) -> SourceRows:
         size = len(self._given)  # type: ignore[arg-type]
-        columns = zip(*(self._given[at] for at in range(size)), strict=True)
-        return SourceRows(*(np.stack([np.asarray(cell) for cell in column]) for column in columns))
+        each = [tuple(map(np.asarray, self._given[at])) for at in range(size)]
+        if len({x.dtype == np.uint8 for x, *_ in each}) > 1:  # one alone would make numbers of all images
+            raise _unfit("in memory", "gives x as bytes in some rows, and as other numbers in others")
+        return SourceRows(*map(np.stack, zip(*each, strict=True)))
 
 
 def load(

@@ -26,6 +26,7 @@ from sordino.errors import DataError
 IN_MEMORY = Path("data in memory")
 HEAD = 2**20  # bytes in which a first line must end
 MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # that some programs put in front
+EXACT = 2.0**53  # from which on floats are not one apart
 SEPARATORS = (",", ";", "\t", "|")
 SPELLED = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
@@ -211,7 +212,7 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
         types = {table.schema.field(name).type for table in tables}
         if len(types) > 1 and any(pa.types.is_string(kind) for kind in types):
             at = tables[0].column_names.index(name)
-            tables = [table.set_column(at, name, pc.cast(table.column(name), pa.string())) for table in tables]
+            tables = [table.set_column(at, name, as_text(table.column(name))) for table in tables]
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
@@ -221,6 +222,25 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
             fix="give a column the same type in every file",
             code="columns-differ",
         ) from None
+
+
+def as_text(column: Any) -> Any:
+    """The cells as a file would spell them. Whole numbers are written alike in a column of floats and in one of
+    integers: a gap in one row makes a frame store a column as floats, and must not change how the others are read.
+    """
+    words = pc.cast(column, pa.string())
+    if not pa.types.is_floating(column.type):
+        return words
+    values = pc.cast(column, pa.float64())
+    integer = pc.and_(pc.is_finite(values), pc.equal(pc.round(values), values))
+    if pc.any(pc.and_(integer, pc.greater_equal(pc.abs(values), EXACT))).as_py():
+        raise DataError(
+            "a column of numbers that are names is stored as floats, and some are beyond 2^53",
+            why="floats have no digits for all of them, so two different ones may have become one",
+            fix="give the column as texts or as integers with gaps, for example as Int64 in pandas",
+            code="unsupported-column-type",
+        )
+    return pc.if_else(integer, pc.cast(pc.cast(pc.if_else(integer, values, 0.0), pa.int64()), pa.string()), words)
 
 
 def _read_one(
@@ -256,7 +276,7 @@ def _read_one(
     _check_table(file, table.num_rows, names)
     if dialect is not None:
         table = _without(table, ignored)
-        _check_letters(file, table, dialect)
+        table = _with_letters(file, table, dialect)
         if dialect.decimal == ",":
             table = _with_points(file, table, [name for name in numbers if name in table.column_names])
     return table, dialect
@@ -335,9 +355,9 @@ def _without(table: pa.Table, ignored: Sequence[str]) -> pa.Table:
     return table
 
 
-def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
-    """Refuses text that is not valid in the encoding of its file."""
-    for name in table.column_names:
+def _with_letters(file: Path, table: pa.Table, dialect: Dialect) -> pa.Table:
+    """The table with its bytes as text; refuses those that are no text in the encoding of the file."""
+    for place, name in enumerate(table.column_names):
         if not pa.types.is_binary(table.column(name).type):
             continue
         for at, cell in enumerate(table.column(name).to_pylist()):
@@ -352,6 +372,8 @@ def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
                     "cp1252); or write this one anew: iconv -f cp1252 -t utf-8 OLD > NEW",
                     code="wrong-encoding",
                 ) from None
+        table = table.set_column(place, name, pc.cast(table.column(name), pa.string()))
+    return table
 
 
 def _with_points(file: Path, table: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -12,6 +12,7 @@ from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED, Dataset, S
 from sordino.data.schema import BYTES, TableSchema, TokenColumn
 from sordino.errors import UnsoundGuarantee
 from sordino.partition import Natural
+from sordino.privacy.readers import SIZES
 from sordino.runs.declared_data import INVENTED, LEARNED, DeclaredData
 
 COUNTED = "the number of classes was learned from the labels of all rows"
@@ -30,9 +31,11 @@ TOKENIZER = "the tokenizer of {} was trained on public text: its tokens show wha
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 TRUSTED = "{} is user code, trusted not to keep or send the data that it sees, and to fail at none of them"
 ALONE = (
-    "each row of {} was made from one record alone: what was computed from several, such as a mean or the largest of "
-    "them, is covered by no noise"
+    "each example of {} was made from one record alone: what was computed from several, such as a mean or the largest "
+    "of them, is covered by no noise; a record of which several examples were made, such as windows or copies, is not "
+    "protected as a whole"
 )
+HOLDERS = "which clients hold an example to train on is public"
 FITS = (
     "that the run began is public: none does where a row does not fit the schema, where more than a fifth of a "
     "column's values at one owner are outside it, or where a key has more rows than it allows"
@@ -105,7 +108,11 @@ class Disclosures:
         shown = made.algorithm, made.model, made.partition, made.loss, made.evaluation.metrics, data.source
         code = dict.fromkeys(user_code.named(shown))
         trusted = tuple(TRUSTED.format(name) for name in code if name != user_code.ROWS)
-        own = (ALONE.format(data.source),) if self.source.own is not None else ()
+        secret = made.privacy.real and not self.source.known_to_all
+        named = data.source if self.source.own is not None else ""
+        rows = named or ("the table" if data.source == "tabular" else "the images")
+        own = (ALONE.format(rows),) if secret or named else ()
+        sizes = ((SIZES if made.privacy.public_sizes else HOLDERS),) if secret else ()
         name = str(made.model.get("name"))
         warm = (WARM.format(name),) if user_code.is_own(name) else ()
         taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
@@ -113,9 +120,9 @@ class Disclosures:
         several = (SEVERAL.format(data.key),) if unsaid else (ONE_TEXT,) if self.source.problem.columns == () else ()
         texts = {} if self.source.schema is None else self.source.schema.features
         trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
-        unread = (READS,) if made.privacy.real and not self.source.known_to_all else ()
+        unread = (READS,) if secret else ()
         fits = unread if self.source.schema is None else (FITS,)
-        return (*several, *taken, *fits, *map(TOKENIZER.format, trained), *own, *trusted, *warm)
+        return (*several, *taken, *sizes, *fits, *map(TOKENIZER.format, trained), *own, *trusted, *warm)
 
 
 # announcements of sites -----------------------------------------------------------------------------------------------

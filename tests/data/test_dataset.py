@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sordino.data import SOURCES, sources
 from sordino.data.dataset import Dataset, Split, pixel_stats, stratified
+from sordino.data.label_kinds import Numbers
 from tests.data.files import Array, refused
 
 
@@ -124,3 +126,25 @@ def test_quadratic_rows_belong_to_their_clients_and_stay_as_they_are() -> None:
         sources.quadratic_with_optimum(3, 2)[0].fingerprint()
         != sources.quadratic_with_optimum(3, 2, seed=1)[0].fingerprint()
     )
+
+
+class Pictures(torch.utils.data.Dataset[Any]):
+    """A torch data set of 40 pictures, of which one may be deeper than a byte."""
+
+    def __init__(self, deep: bool) -> None:
+        self._deep = deep
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, at: int) -> tuple[Any, float]:
+        return np.full((4, 4, 1), at, np.uint16 if self._deep and at == 3 else np.uint8), at / 40
+
+
+def test_one_deep_picture_makes_no_numbers_of_all_others() -> None:
+    """As it was, the kind of the data, which stands in the agreement, was that of a table."""
+    outcome = Numbers(0, 1)
+    even, odd = (sources.rows_of(Pictures(deep)) for deep in (False, True))
+    assert sources.load(even, "mine", "none", outcome=outcome).kind == "image"
+    error = refused(lambda: sources.load(odd, "mine", "none", outcome=outcome))
+    assert (error.code, "as bytes in some rows" in error.what) == ("own-rows-unfit", True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pytest
 
 from sordino import config
 from sordino.data import tabular
+from sordino.data.table_files import as_text
 from sordino.runs.population import Population
 from tests.data.tables import DECLARED, Row, declared, refused, saved, table
 from tests.data.test_neighbouring_tables import differing
@@ -119,3 +122,91 @@ def test_a_client_whose_rows_all_lack_a_value_would_be_missed(tmp_path: Path) ->
     for file in files:
         assert refused(lambda at=file: held(at, "drop", **natural).public).code == "rows-dropped"  # type: ignore[misc]
     assert len(held(files[1], "fill", **natural).public.sizes) == told[0]
+
+
+CODED = """
+[columns]
+code = { kind = "levels", levels = ["10000000001", "10000000002", "rest"], other = "rest", missing = "rest" }
+sign = { kind = "levels", levels = ["0", "1", "-1"], missing = "0" }
+smokes = { kind = "boolean", missing = false }
+visit = { kind = "key" }
+outcome = { kind = "label", classes = ["0", "1"] }
+"""
+
+
+def coded(gap: bool) -> dict[str, list[int | None]]:
+    """Codes of 40 rows, of which the fourth may lack all."""
+    whole = {"code": [10_000_000_001 + i % 2 for i in range(40)], "sign": [i % 2 for i in range(40)]}
+    whole |= {"smokes": [i // 2 % 2 for i in range(40)]}
+    held = {name: [None if gap and i == 3 else cell for i, cell in enumerate(of)] for name, of in whole.items()}
+    return held | {"visit": [10_000_000_007 * i for i in range(40)], "outcome": [i % 2 for i in range(40)]}
+
+
+def as_frame(rows: dict[str, list[int | None]], folder: Path) -> object:
+    """With a gap, a column is one of floats, as in pandas."""
+    floats = {name: pa.array(of, pa.float64() if None in of else pa.int64()) for name, of in rows.items()}
+    return pa.table(floats | {"visit": pa.array(rows["visit"], pa.float64() if None in rows["code"] else pa.int64())})
+
+
+def as_pandas_writes(rows: dict[str, list[int | None]], folder: Path) -> Path:
+    """With a gap, every other cell of the column has a point."""
+    gaps = {name for name, of in rows.items() if None in of}
+    told = [
+        {name: "" if of[i] is None else f"{of[i]}.0" if name in gaps else of[i] for name, of in rows.items()}
+        for i in range(40)
+    ]
+    return saved(folder, told, f"{len(gaps)}.csv")
+
+
+def as_two_files(rows: dict[str, list[int | None]], folder: Path) -> list[str]:
+    """Of two clinics; the gap makes floats of the codes of one."""
+    files = [folder / f"{name}-{None in rows['code']}.parquet" for name in ("north", "south")]
+    frame = as_frame(rows, folder)
+    assert isinstance(frame, pa.Table)
+    pq.write_table(frame.slice(0, 20), files[0])
+    rest = {name: pa.array(of[20:], pa.int64()) for name, of in rows.items()}
+    pq.write_table(pa.table(rest), files[1])
+    return list(map(str, files))
+
+
+@pytest.mark.parametrize("written", [as_frame, as_pandas_writes, as_two_files])
+def test_a_gap_in_one_row_changes_how_no_other_is_read(
+    written: Callable[[dict[str, list[int | None]], Path], Any], tmp_path: Path
+) -> None:
+    """As it was, all codes of a column with one gap became the level `other`, and all keys other keys."""
+    found = []
+    for gap in (False, True):
+        source, schema = written(coded(gap), tmp_path), declared(CODED)
+        data = tabular.load(source, "outcome", key="visit", schema=schema, missing="fill")
+        assert data.misfit is None
+        found.append([[*part.x.tolist(), part.y.tolist()] for part in (data.train, data.test)])
+    (trained, tested), (gap_trained, gap_tested) = found
+    assert len(trained) == len(gap_trained)
+    differing = [pair for pair in zip(trained + tested, gap_trained + gap_tested, strict=True) if pair[0] != pair[1]]
+    assert differing == [([0, 1, 0, 0, 1, 0, 1], [0, 0, 1, 1, 0, 0, 0])]
+
+
+def test_codes_that_floats_have_no_digits_for_are_refused() -> None:
+    codes = [2.0**53 + 2 * i for i in range(4)]
+    frame = pa.table({"code": pa.array(codes, pa.float64()), "outcome": [0, 1, 0, 1]})
+    schema = declared(
+        '[columns]\ncode = { kind = "levels", levels = ["1"] }\noutcome = { kind = "label", classes = ["0", "1"] }'
+    )
+    assert refused(lambda: tabular.load(frame, "outcome", schema=schema)).code == "unsupported-column-type"
+    assert as_text(pa.array([2.0**53 - 1, -0.0, 1.5, None, float("inf")])).to_pylist() == [
+        "9007199254740991", "0", "1.5", None, "inf"
+    ]  # fmt: skip
+
+
+def test_a_byte_in_an_ignored_column_changes_how_no_number_is_read(tmp_path: Path) -> None:
+    """As it was, all columns stayed bytes, and decimal commas commas."""
+    schema = declared(
+        '[columns]\nage = { kind = "number", range = [0, 120] }\nnote = { kind = "ignored" }\n'
+        'outcome = { kind = "label", classes = ["0", "1"] }'
+    )
+    text = "age;note;outcome\n" + "".join(f"{20 + i},5;x;{i % 2}\n" for i in range(40))
+    found = []
+    for byte in (b"x", b"\xff"):
+        (tmp_path / "ages.csv").write_bytes(text.encode().replace(b"23,5;x", b"23,5;" + byte))
+        found.append(tabular.load(tmp_path / "ages.csv", "outcome", schema=schema).fingerprint())
+    assert found[0] == found[1]

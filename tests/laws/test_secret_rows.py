@@ -22,6 +22,7 @@ from sordino.data import folders
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.planning import AboutData, PublicNumbers
+from sordino.privacy.readers import SIZES
 from sordino.runs import public_inputs
 from sordino.runs.population import Population
 from sordino.sites import agreement_file as agreed
@@ -105,6 +106,31 @@ def test_a_scale_that_rows_decide_claims_nothing(tmp_path: Path, monkeypatch: py
     one, other = seen("twin", standardise="channel")
     assert len(strangers(one, other)) == 2
     assert ("example", "server") in one.finite  # a number was printed all the same
+
+
+# who holds how much ---------------------------------------------------------------------------------------------------
+def of_clients(folder: Path, visits: Sequence[str], **privacy: Any) -> PublicNumbers:
+    """What is public of ten clients with four visits each, and of an eleventh with these; whole clients are protected."""
+    lines = [f"{20 + i},v{i},p{i // 4},{i % 2}" for i in range(40)] + [f"50,{visit},pz,1" for visit in visits]
+    (folder / "visits.csv").write_text("\n".join(["age,visit,who,outcome", *lines]) + "\n")
+    schema = SCHEMA.replace('pressure = { kind = "number", range = [50, 250] }', 'visit = { kind = "key" }')
+    (folder / "schema.toml").write_text(schema.replace("clinic", "who"))
+    noise = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "replace"}]}
+    made = of_table(folder, group="who", key="visit").model_dump() | {"algorithm": {"name": "fedavg"}, "uplink": noise}
+    return Population(config.validate(made | {"privacy": made["privacy"] | {"delta": 1e-3} | privacy})).public
+
+
+def test_a_receipt_says_that_sizes_are_public_or_who_holds_anything(tmp_path: Path) -> None:
+    """Neighbours that differ in one client are told apart by the agreement: by how many rows it has; where sizes are
+    secret, by whether its only visit is held back for tests. As it was, no receipt of whole clients said so."""
+    one, two = (of_clients(tmp_path, visits) for visits in (["w1"], ["w1", "w2"]))
+    assert (len(one.sizes), sum(one.sizes) + 1) == (len(two.sizes), sum(two.sizes))
+    assert SIZES in one.assumed
+    secret = {visit: of_clients(tmp_path, [visit], public_sizes=False) for visit in ("w1", "w7")}
+    assert [len(public.sizes) for public in secret.values()] == [11, 10]
+    assert all(public_inputs.HOLDERS in public.assumed and SIZES not in public.assumed for public in secret.values())
+    pairs = (of_clients(tmp_path, ["w1", visit], public_sizes=False) for visit in ("w2", "w7"))
+    assert len({(len(public.sizes), *public.sizes) for public in pairs}) == 1  # control: one visit more hides it
 
 
 # images ---------------------------------------------------------------------------------------------------------------

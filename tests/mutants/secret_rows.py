@@ -13,6 +13,7 @@ OWN_CODE = "tests/runs/test_own_code.py"
 ELSEWHERE = "tests/privacy/test_faults_elsewhere.py"
 SECRETS = "tests/laws/test_secret_rows.py"
 LANGUAGE = "tests/tasks/test_language.py"
+GAP = "tests/data/test_gaps.py::test_a_gap_in_one_row_changes_how_no_other_is_read"
 TOKENS = "tests/data/test_tokens.py"
 
 SECRET_ROWS = [
@@ -51,6 +52,27 @@ SECRET_ROWS = [
         "if one.name == next_.name:",
         "if one == next_:",
         f"{SECRETS}::test_a_changed_label_moves_no_image_of_the_same_name",
+    ),
+    one(
+        "a gap makes other codes and keys of those in all other rows of a frame",
+        "data/table_files.py",
+        "if not pa.types.is_floating(column.type):",
+        "if True:",
+        GAP,
+    ),
+    one(
+        "a gap makes unknown levels of those in all other rows of a file",
+        "data/columns.py",
+        "place = _spelled(said.words)",
+        "place = {word: at for at, word in enumerate(said.words)}",
+        GAP,
+    ),
+    one(
+        "one deep picture makes a table of all others",
+        "data/sources.py",
+        "for x, *_ in each}) > 1:",
+        "for x, *_ in each}) > 2:",
+        "tests/data/test_dataset.py::test_one_deep_picture_makes_no_numbers_of_all_others",
     ),
     one(
         "an agreement need not say by which digest a site knows its rows",

@@ -6,6 +6,7 @@ from tests.mutants.hostile import DRAWN_TELLS, ONE_TELLS
 from tests.mutants.mutant import one
 
 OUTSIDE = "tests/data/test_outside.py"
+HOLDING = "tests/laws/test_secret_rows.py::test_a_receipt_says_that_sizes_are_public_or_who_holds_anything"
 MEASURED = "tests/results/test_measured_by.py"
 
 TOLD = [
@@ -118,9 +119,30 @@ TOLD = [
     one(
         "rows of one's own that may be scaled by each other, without a word",
         "runs/public_inputs.py",
-        "(ALONE.format(data.source),) if self.source.own is not None else ()",
-        "()",
+        "own = (ALONE.format(rows),) if secret or named else ()",
+        "own = ()",
         "tests/runs/test_own_parts.py::test_rows_that_were_scaled_by_each_other_are_said_to_be_made_one_by_one",
+    ),
+    one(
+        "a table that may be scaled by its own rows, without a word",
+        "runs/public_inputs.py",
+        "if secret or named else ()",
+        "if named else ()",
+        f"{OUTSIDE}::test_that_a_run_began_tells_of_the_rows_and_its_receipt_says_so",
+    ),
+    one(
+        "the agreement has the size of a client, and no receipt says so",
+        "runs/public_inputs.py",
+        "sizes = ((SIZES if made.privacy.public_sizes else HOLDERS),) if secret else ()",
+        "sizes = ()",
+        HOLDING,
+    ),
+    one(
+        "a client whose rows are all held back is missing, and no receipt says so",
+        "runs/public_inputs.py",
+        "(SIZES if made.privacy.public_sizes else HOLDERS),",
+        "SIZES,",
+        HOLDING,
     ),
     one(
         "own code that may fail at some rows, without a word",
