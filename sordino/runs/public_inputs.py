@@ -32,9 +32,9 @@ SCALING = "inputs are scaled by the mean and deviation of all training data, who
 TRUSTED = "{} is user code, trusted not to keep or send the data that it sees, and to fail at none of them"
 ALONE = (
     "each example of {} was made from one record alone: what was computed from several, such as a mean or the largest "
-    "of them, is covered by no noise; a record of which several examples were made, such as windows or copies, is not "
-    "protected as a whole"
+    "of them, is covered by no noise"
 )
+COPIES = "a record of which several examples were made, such as windows or copies, is not protected as a whole"
 HOLDERS = "which clients hold an example to train on is public"
 FITS = (
     "that the run began is public: none does where a row does not fit the schema, where more than a fifth of a "
@@ -118,11 +118,12 @@ class Disclosures:
         taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
         unsaid = data.key not in (None, data.group) and self.source.rows_per_key == 1
         several = (SEVERAL.format(data.key),) if unsaid else (ONE_TEXT,) if self.source.problem.columns == () else ()
+        copies = (COPIES,) if own and data.key is None else ()
         texts = {} if self.source.schema is None else self.source.schema.features
         trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
         unread = (READS,) if secret else ()
         fits = unread if self.source.schema is None else (FITS,)
-        return (*several, *taken, *sizes, *fits, *map(TOKENIZER.format, trained), *own, *trusted, *warm)
+        return (*several, *taken, *sizes, *fits, *map(TOKENIZER.format, trained), *own, *copies, *trusted, *warm)
 
 
 # announcements of sites -----------------------------------------------------------------------------------------------

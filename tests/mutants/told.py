@@ -131,6 +131,13 @@ TOLD = [
         f"{OUTSIDE}::test_that_a_run_began_tells_of_the_rows_and_its_receipt_says_so",
     ),
     one(
+        "a record that was cut into windows is said to be protected",
+        "runs/public_inputs.py",
+        "copies = (COPIES,) if own and data.key is None else ()",
+        "copies = ()",
+        f"{OUTSIDE}::test_that_a_run_began_tells_of_the_rows_and_its_receipt_says_so",
+    ),
+    one(
         "the agreement has the size of a client, and no receipt says so",
         "runs/public_inputs.py",
         "sizes = ((SIZES if made.privacy.public_sizes else HOLDERS),) if secret else ()",
@@ -240,7 +247,7 @@ TOLD = [
     one(
         "that a run began tells of arrays in memory, and no receipt says so",
         "runs/public_inputs.py",
-        "unread = (READS,) if made.privacy.real and not self.source.known_to_all else ()",
+        "unread = (READS,) if secret else ()",
         "unread = ()",
         f"{OUTSIDE}::test_that_a_run_on_arrays_began_tells_of_the_rows_and_its_receipt_says_so",
     ),
