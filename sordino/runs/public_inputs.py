@@ -38,9 +38,13 @@ COPIES = "a record of which several examples were made, such as windows or copie
 HOLDERS = "which clients hold an example to train on is public"
 FITS = (
     "that the run began is public: none does where a row does not fit the schema, where more than a fifth of a "
-    "column's values at one owner are outside it, or where a key has more rows than it allows"
+    "column's values at one owner are outside it, where a key has more rows than it allows, or where two names of keys "
+    "or clients look alike"
 )
-READS = "that the run began is public: none does where a row or an image cannot be read or has no declared label"
+READS = (
+    "that the run began is public: none does where a row or an image cannot be read or has no declared label, or where "
+    "two names look alike"
+)
 WARM = "the initial values of {} are public: the data that they were made from are not accounted for"
 
 

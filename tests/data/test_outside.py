@@ -123,6 +123,22 @@ def test_that_a_run_began_tells_of_the_rows_and_its_receipt_says_so(tmp_path: Pa
     assert {ALONE.format("the table"), COPIES} <= {*said}  # nobody sees how a table was made
 
 
+def test_that_no_two_names_look_alike_is_told_by_a_receipt_too(tmp_path: Path, cli: Callable[..., Said]) -> None:
+    """A key with a space behind it is refused beside the same one without, and begins beside another one."""
+
+    def begins(second: str) -> bool:
+        (place := tmp_path / second.strip()).mkdir()
+        words = study(place, SCHEMA + 'visit = { kind = "key" }\n')
+        for name in SITES:
+            keyed = rows(visit=lambda i, at=name: ["v1", second][i % 2] if at == "West" and i < 2 else f"{at}{i}")  # type: ignore[misc]
+            saved(place / "clinics", keyed, f"{name}.csv")
+        return cli("run", *words, "data.key=visit", "--out", place / "run").code == 0
+
+    assert (begins("v1 "), begins("v2 ")) == (False, True)
+    said = sordino.open_run(tmp_path / "v2" / "run").receipt.assumptions
+    assert any("where two names of keys or clients look alike" in one for one in said)
+
+
 def test_a_site_is_told_when_it_announces(tmp_path: Path, cli: Callable[..., Said]) -> None:
     words = study(tmp_path, sex=lambda i: "MF"[i % 2])
     experiment = tmp_path / "study.toml"

@@ -12,7 +12,7 @@ import pytest
 import sordino
 from sordino.errors import ConfigError
 from sordino.receipts.folder import RunFolder
-from sordino.sampling import COHORTS, Cohort, IndependentCohort, each_once
+from sordino.sampling import COHORTS, Cohort, IndependentCohort, alike, each_once
 from tests.laws.cases import CENTRAL
 
 SMALL: dict[str, Any] = {
