@@ -85,7 +85,8 @@ class RowNumbers(Sequence[Array]):
 
 def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
     """Row numbers from a user's own scheme, checked: each is below `rows` and belongs to one client at most, since a
-    row of two clients would leak twice what the guarantee allows.
+    row of two clients would leak twice what the guarantee allows. In rising order, whatever order the scheme gives:
+    what a client draws once in a run is drawn for places, and after a restart each row must be in its place again.
     """
     try:
         parts = parts if isinstance(parts, RowNumbers) else [np.asarray(part) for part in parts]
@@ -100,7 +101,7 @@ def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
         raise unfit(f"it gives row numbers that are not among the {rows} rows, which are 0 to {rows - 1}")
     if len(np.unique(found.numbers)) < len(found.numbers):
         raise unfit("it gives some row to two clients, or twice to one")
-    return found
+    return RowNumbers(found.numbers[np.lexsort((found.numbers, found.owners))], found.starts)
 
 
 def unfit(why: str) -> PartitionError:

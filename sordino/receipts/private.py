@@ -79,12 +79,6 @@ def check_no_copy(run: Path) -> None:
         )
 
 
-def secret_of(run: Path) -> bytes | None:
-    """Secret from which clients draw the randomness that they use all through the run; None in a simulation."""
-    place = run / FOLDER / CLIENTS
-    return kept(place, KEY) if place.exists() else None
-
-
 def new_key() -> bytes:
     """A new random key, for the digest that stands for a run's data, or as the clients' secret."""
     return secrets.token_bytes(KEY)

@@ -42,9 +42,8 @@ from sordino.errors import ConfigError, RunError
 from sordino.fast import keep_freed_memory
 from sordino.privacy.uplink import Summed
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.private import secret_of
 from sordino.runs.rounds import patience
-from sordino.runs.simulation import Simulation, reads_single_uploads, simulated
+from sordino.runs.simulation import Simulation, check_rows, reads_single_uploads, secret_of, simulated
 from sordino.tree import Tree
 from sordino.types import Params, Tensor, Terms
 
@@ -183,6 +182,8 @@ class PhaseHeader:
     place: str  # of the phase
     stage: int
     tensors: int  # bytes of the public tensors, behind the experiment
+    dataset: str  # digest of the rows
+    data_key: str  # the key of that digest
 
 
 def following() -> bool:
@@ -198,7 +199,8 @@ def follow() -> None:
     device = device_of(given.engine.device, local_rank())
     team.meet(device)
     with patience(), on(device):
-        whole = simulated(given)
+        whole = simulated(given, bytes.fromhex(told.data_key))
+        check_rows(whole, told.dataset)
         while True:
             phase = whole.at(told.stage)
             share = Share(team, phase, told, _unpacked(tensors))
@@ -306,7 +308,8 @@ class Ranks(Executor):
         setup = simulation.setup
         self._team, self._last = joined(), not setup.prepares
         sent = b"" if tensors is None else save({name: value.cpu().contiguous() for name, value in tensors.items()})
-        told = PhaseHeader(run, str(folder.resolve()), str(place.resolve()), setup.stage, len(sent))
+        where, rows = (str(folder.resolve()), str(place.resolve())), simulation.population
+        told = PhaseHeader(run, *where, setup.stage, len(sent), simulation.dataset, rows.data_key.hex())
         self._team.say(json.dumps(asdict(told)).encode(), setup.experiment.toml().encode() + sent)
         self._team.meet(device_of(setup.experiment.engine.device, local_rank()))
         self._share = Share(self._team, simulation, told, tensors)

@@ -3,6 +3,7 @@ and its own data, the clients' side its own rows; only what would pass between m
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Mapping
@@ -20,13 +21,14 @@ from sordino.engine.client_states import PreparedShards, Shards, States
 from sordino.engine.executor import Executor, cores
 from sordino.engine.forks import Forks
 from sordino.engine.site import Site
+from sordino.errors import DataError, RunError
 from sordino.fast.parallel import Threads
 from sordino.metrics.evaluation import Evaluation, Evaluator
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.privacy.noise.sources import for_run
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.private import secret_of
+from sordino.receipts.private import CLIENTS, KEY, kept
 from sordino.runs.backend import Backend, ServerData, StartingPoint, examples_of
 from sordino.runs.population import Population
 from sordino.runs.setup import PhaseSetup, RunSetup
@@ -134,6 +136,39 @@ class Simulation(Backend):
         own, parts = metrics_named(given.metrics), self.population.shares[1]
         evaluator = Evaluator(setup.task, examples, parts, tuple(given.scores), own, threads_of(setup))
         return Evaluation(setup.algorithm, evaluator, tuple(given.models), tuple(given.personal))
+
+
+def secret_of(folder: Path) -> bytes | None:
+    """Secret from which clients draw the randomness that they use all through the run; None in a simulation. Another
+    one than the run began with is refused.
+    """
+    run = RunFolder(folder)
+    if not (place := run.private / CLIENTS).exists():
+        return None
+    secret, told = kept(place, KEY), run.environment.answers
+    if told and hashlib.sha256(secret).hexdigest() != told:
+        raise RunError(
+            f"{place} is not the clients' secret of this run",
+            why="a client draws its random response once in a run: from another secret it would draw a second one, "
+            "which nobody has paid for",
+            fix="put the run's own file back from your copy, or start a new run",
+            code="another-secret",
+        )
+    return secret
+
+
+def check_rows(whole: Simulation, dataset: str) -> None:
+    """Refuses the rows of another process, or of another machine's copy of the files, that are not those of the run:
+    what is paid is counted for the rows whose digest is in the ledger. `dataset`: that digest.
+    """
+    if whole.dataset != dataset:
+        raise DataError(
+            "a process of this run found other rows than the run began with",
+            why="whose they are nobody knows: a row could be at two clients, and would lose twice what is printed",
+            fix="give every machine the same files, and let a source or a partition of your own give the same rows in "
+            "every process",
+            code="other-data",
+        )
 
 
 def adds(setup: PhaseSetup) -> bool:

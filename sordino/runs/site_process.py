@@ -29,10 +29,11 @@ from sordino.engine.executor import device_of
 from sordino.engine.forks import ENDING
 from sordino.errors import SordinoError
 from sordino.fast import keep_freed_memory
+from sordino.planning import Agreement
 from sordino.privacy.readers.function_reader import empty_input
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.private import secret_of
-from sordino.runs.simulation import simulated
+from sordino.receipts.private import key_of_data
+from sordino.runs.simulation import check_rows, secret_of, simulated
 from sordino.transport.message import Signer, peek, serve, write
 from sordino.transport.request_handler import RequestHandler
 
@@ -94,7 +95,8 @@ def _begin(arguments: list[str], messages: IO[bytes], answers: IO[bytes]) -> Non
 
 def _serve(experiment: Experiment, arguments: list[str], messages: IO[bytes], answers: IO[bytes]) -> None:
     folder, place, run, stage, first, step = arguments
-    whole, engine = simulated(experiment), experiment.engine
+    whole, engine = simulated(experiment, key_of_data(Path(folder))), experiment.engine
+    check_rows(whole, Agreement.read(Path(folder)).dataset)
     mine = whole.at(int(stage))
     torch.set_num_threads(engine.threads)
     keep_freed_memory()

@@ -34,12 +34,11 @@ from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
 from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.private import secret_of
 from sordino.receipts.receipt import write_receipt
 from sordino.runs import bundle
 from sordino.runs.declared_data import DeclaredData
 from sordino.runs.setup import PhaseSetup
-from sordino.runs.simulation import clients_of
+from sordino.runs.simulation import clients_of, secret_of
 from sordino.sites.connecting import Responder
 from sordino.sites.key_holder import pinned
 from sordino.sites.site_accounts import SignedHead, SiteAccounts

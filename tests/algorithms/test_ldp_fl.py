@@ -7,8 +7,9 @@ import math
 import stat
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -18,12 +19,13 @@ from sordino.accounting.events import DrawnOnce, Repeat, Response, from_json
 from sordino.accounting.statement import Guarantee, statement
 from sordino.engine.client_states import PreparedShards, Shards
 from sordino.errors import ConfigError, DomainError, SordinoError
+from sordino.partition import Scheme
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.responses import Responses
-from sordino.receipts.private import CLIENTS, FOLDER, secret_of
+from sordino.receipts.private import CLIENTS, FOLDER
 from sordino.receipts.verify import verify
 from sordino.runs.run import resume, start
-from sordino.runs.simulation import simulated
+from sordino.runs.simulation import secret_of, simulated
 from sordino.transport import message
 from sordino.types import Examples, LocalWork
 from tests.algorithms.lc_fl_runs import EVERYONE, Rounds, made, rows_of, slow
@@ -157,11 +159,34 @@ def test_real_answers_are_drawn_once_and_outlive_a_crash(seen: dict[int, set[byt
     assert not same_model(Rounds(made(LDP, **SYSTEM), secret_of(tmp_path / "other")), folder)
 
 
+class Shuffled(Scheme):
+    """The same rows for each client, in an order that no seed decides."""
+
+    reads_labels: ClassVar[bool] = False
+
+    def assign(self, labels: Any, group: Any, rng: Any) -> Any:
+        return [np.random.default_rng().permutation(part) for part in np.array_split(np.arange(len(labels)), 6)]
+
+
+def test_answers_drawn_once_are_for_the_same_rows_after_a_restart(seen: dict[int, set[bytes]], tmp_path: Path) -> None:
+    """They are drawn for places: if each row came to another place, it would be answered for a second time, unpaid."""
+    own = {"partition": {"scheme": "tests.algorithms.test_ldp_fl:Shuffled"}, "rounds": 2}
+    with pytest.raises(Killed):
+        start(made(LDP, **SYSTEM, **own), tmp_path / "run", die_after(1))
+    resume(tmp_path / "run")
+    assert {client: len(answers) for client, answers in seen.items()} == dict.fromkeys(range(6), 1)
+
+
 @pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("left", "code"),
-    [(None, "no-secret"), (b"", "run-file-damaged"), (bytes(31), "run-file-damaged")],
-    ids=["gone", "empty", "cut"],
+    [
+        (None, "no-secret"),
+        (b"", "run-file-damaged"),
+        (bytes(31), "run-file-damaged"),
+        (bytes(32), "another-secret"),
+    ],
+    ids=["gone", "empty", "cut", "of another run"],
 )
 def test_without_their_secret_clients_do_not_answer_from_the_seed(
     left: bytes | None, code: str, tmp_path: Path

@@ -329,6 +329,28 @@ KEPT = [
         "tests/runs/test_witness.py::test_noise_that_no_budget_pays_for_is_not_drawn_again_either",
     ),
     one(
+        "rows keep the order that a scheme of a user's own gives them",
+        "partition/row_numbers.py",
+        "return RowNumbers(found.numbers[np.lexsort((found.numbers, found.owners))], found.starts)",
+        "return found",
+        "tests/algorithms/test_ldp_fl.py::test_answers_drawn_once_are_for_the_same_rows_after_a_restart",
+    ),
+    one(
+        "clients answer a second time from the secret of another run",
+        "runs/simulation.py",
+        "if told and hashlib.sha256(secret).hexdigest() != told:",
+        "if False:",
+        "tests/algorithms/test_ldp_fl.py::test_without_their_secret_clients_do_not_answer_from_the_seed"
+        "[of another run]",
+    ),
+    one(
+        "a client process trains on whatever rows it finds",
+        "runs/simulation.py",
+        "if whole.dataset != dataset:",
+        "if False:",
+        "tests/runs/test_clients.py::test_a_client_process_trains_on_the_rows_whose_digest_is_in_the_ledger",
+    ),
+    one(
         "single uploads are read beside published noise of the server",
         "privacy/uplink/__init__.py",
         "return self.central or self.per_coordinate is not None",
