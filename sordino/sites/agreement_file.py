@@ -76,6 +76,8 @@ class SitesAgreement(Fact, extra="forbid"):
         names = [client.name for client in self.clients]
         if len(set(names)) < len(names):
             raise ValueError("two clients have the same name")
+        if len({client.commitment for client in self.clients}) < len(names):  # of one site: its key is in the digest
+            raise ValueError("two clients have the same rows: each would be promised its own epsilon, and lose both")
         return self
 
     @property

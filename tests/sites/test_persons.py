@@ -89,3 +89,17 @@ def test_a_site_that_declares_no_rows_of_a_person_agrees_with_none_that_does(tmp
         assert refusal.value.code == "other-data"
         sites[name].check(told, 0)
     assert replace(sites["three"], key=b"another key").announced("three").data == announced["three"].data
+
+
+def test_the_rows_of_a_site_are_not_two_clients(tmp_path: Path) -> None:
+    """Under two names the same patients would lose twice what each of the two receipts calls proved."""
+    mine, others = (
+        OwnData(made := study(tmp_path / name, ""), Path(str(made.data.path)), key)
+        for name, key in (("mine", b"a key"), ("others", b"another key"))
+    )
+    ward = mine.announced("ward", "hospital")
+    assert len(merged([ward, others.announced("other", "clinic")]).clients) == 2
+    with pytest.raises(ConfigError) as refused:
+        merged([ward, mine.announced("clinic", "hospital")])
+    assert refused.value.code == "bad-agreement"
+    assert "the same rows" in refused.value.why
