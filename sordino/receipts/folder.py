@@ -168,7 +168,7 @@ class RunFolder:
             found = parsed(self.receipt_file, text_of(self.receipt_file, fix), Receipt, fix)
             if sealed and not self.ledger.exists():
                 return found.beside(assumptions=(*found.assumptions, UNCOMPARED))
-            from sordino.receipts.seal import is_newest  # which knows the files that are named here
+            from sordino.receipts.newest import is_newest  # which knows the files that are named here
 
             if not sealed or is_newest(self):
                 return found

@@ -201,6 +201,9 @@ def spending(folder: Path, most: int | None = None) -> Spending:
     """Spending of a run so far, from its ledger: guarantees, and one row per client, or `most` rows at even distances
     where there are more clients.
     """
+    from sordino.receipts.newest import check_run  # not before: whoever verifies has no use for it
+
+    check_run(RunFolder(folder))
     setup, federation = opened(folder)
     try:
         made = receipt(setup, federation, RunFolder(folder).environment)
@@ -333,6 +336,9 @@ SIMULATED_RUN = "at least one of the runs drew its noise from a seed: no guarant
 
 def lifetime(place: Path) -> Lifetime:
     """Guarantees and spending over every release on a ledger."""
+    from sordino.receipts.newest import check_ledger
+
+    place = place.resolve()  # a link to a run's ledger is that run's
     with open(place, "rb") as file:
         if file.read(len(SQLITE)) != SQLITE:
             raise RunError(
@@ -343,7 +349,7 @@ def lifetime(place: Path) -> Lifetime:
             )
     with Ledger.as_founded(place) as ledger:
         entries, delta, currency = list(ledger.entries()), ledger.scope.delta, ledger.scope.currency
-        names, balances = ledger.scope.names, ledger.balances()
+        names, balances, dataset = ledger.scope.names, ledger.balances(), ledger.scope.dataset
     by_client = tuple(
         OfClient(
             client=client,
@@ -369,9 +375,12 @@ def lifetime(place: Path) -> Lifetime:
     people = max((k + 1 for note in notes for k in named(parsed(note))), default=1)
     people = max(people, len(by_client), 1)
     runs = Counter(Op.of(entry.op).run for entry in entries)
+    mine = RunFolder(place.parent)
+    whose = mine.environment if mine.own_ledger == place and mine.environment_file.exists() else None
+    check_ledger(place, dataset, runs, whose.site if whose else "")
     drawn = simulated(notes)
-    rows, mine = statement(notes, people, delta), RunFolder(place.parent)
-    if mine.own_ledger == place and mine.environment_file.exists() and mine.environment.shares_scores:
+    rows = statement(notes, people, delta)
+    if whose is not None and whose.shares_scores:
         rows = beside_scores(rows, delta)
     one_row = any(row.unit == "example" and row.finite for row in rows)
     return Lifetime(

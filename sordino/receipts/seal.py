@@ -9,16 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from contextlib import closing
 from pathlib import Path
-from shlex import quote
 
 from sordino.accounting.events import Json
 from sordino.accounting.facts import read_json
-from sordino.errors import LedgerError, damaged
-from sordino.ledger import storage
 from sordino.receipts import Receipt
-from sordino.receipts.folder import FROM_A_COPY, RunFolder
+from sordino.receipts.folder import RunFolder
 
 _ANY = RunFolder(Path())
 PAGE = _ANY.page_file.name
@@ -86,32 +82,6 @@ def digest(receipt: Json) -> bytes:
     """Digest of a receipt without its ledger head, which changes when the receipt is sealed."""
     said = {name: value for name, value in receipt.items() if name != "ledger_head"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
-
-
-LATER = "SELECT 1 FROM record WHERE sequence > ? AND instr(body, ?) AND (instr(body, ?) OR instr(body, ?)) LIMIT 1"
-
-
-def is_newest(run: RunFolder) -> bool:
-    """True where a run has reserved nothing since its receipt was sealed. A receipt that its ledger has not sealed is
-    refused.
-    """
-    folder = run.path
-    with storage.refusals(), closing(storage.read_database(run.ledger)) as copy:
-        try:
-            told = claimed(folder)
-        except ValueError as error:
-            raise damaged(run.receipt_file, error, FROM_A_COPY) from None
-        said, run_of = f'"digest":"{digest(told).hex()}"'.encode(), f'"op":"{told.get("run")}'.encode()
-        if sealed := copy.execute("SELECT sequence FROM record WHERE instr(body, ?) LIMIT 1", (said,)).fetchone():
-            later = (*sealed, b'"kind":"reserved"', run_of + b"/", run_of + b".")
-            return not copy.execute(LATER, later).fetchone()
-    raise LedgerError(
-        f"the receipt of {folder} does not hold",
-        why="privacy.json is not what the run has written: its ledger has sealed another one",
-        fix=f"put the file back from a copy; `sordino privacy verify {quote(str(folder))}` says what else differs, and "
-        f"`sordino privacy spent {quote(str(folder))}` what the ledger itself tells",
-        code="receipt-does-not-hold",
-    )
 
 
 def absent(folder: Path, claimed: Json) -> list[str]:

@@ -26,10 +26,11 @@ from sordino.planning import Agreement
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts import Environment, private
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import place_of
 from sordino.receipts.private import DATA
 from sordino.runs.bundle import kept_private
 from sordino.runs.setup import PhaseSetup
-from sordino.runs.witness import Witness, needed, place_of
+from sordino.runs.witness import Witness, needed
 from sordino.version import __version__
 
 

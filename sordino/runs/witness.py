@@ -15,7 +15,6 @@ witness, since the same noise is drawn again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +28,9 @@ from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped
 from sordino.ledger.files import append_line, atomic_write, sync
 from sordino.ledger.ledger import Ledger, LedgerPosition, State, of_run
-from sordino.planning import Agreement
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import place_of, rolled_back
 
 WITHOUT_IT = "put it back; without it the run goes on, and its receipt says that an older copy would not be noticed"
 MISSING = (
@@ -108,10 +107,10 @@ class Witness:
         or, where this folder replaces the newest one (`moved`), written into the ledger as spent."""
         behind = {op for op in self.noted if not self.knows(ledger, op)}
         if behind and not moved:
-            raise _rolled_back(self.folder, len(behind))
+            raise rolled_back(RunFolder(self.folder).ledger, len(behind))
         for line in self._lines() if behind else ():
             if line.op in behind and not line.spend(ledger):
-                raise _rolled_back(self.folder, len(behind))
+                raise rolled_back(RunFolder(self.folder).ledger, len(behind))
         return behind
 
     def create(self) -> None:
@@ -182,45 +181,10 @@ def _whole(file: Path) -> int:
     return 0
 
 
-def place_of(folder: Path) -> Path:
-    """Path of the record of this run's releases, beside the records of other runs on its ledger."""
-    mine = RunFolder(folder)
-    shared = Agreement.read(folder).dataset if mine.experiment.privacy.ledger else ""
-    return place_for(mine.environment.run, mine.environment.site, shared)
-
-
-def place_for(run: str, site: str, shared: str = "") -> Path:
-    """Path of a run's record, by run and site; or by `shared`, the name of the data on a ledger of several runs."""
-    name = f"{run} {site}"
-    return state() / "ledgers" / _digest(f"shared {shared}" if shared else name) / f"{_digest(name)}.jsonl"
-
-
 def needed(setup: PlannedPhase) -> bool:
     """True for a run with real noise: its noise must not be drawn twice, so its releases are recorded."""
     told = (claim for phase in setup.whole.phases for claim in phase.priced.promises)
     return setup.policy.real and (setup.promising.offer is not None or any(draws_afresh(claim.event) for claim in told))
-
-
-def state() -> Path:
-    """The user's state folder."""
-    try:
-        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sordino"
-    except RuntimeError:  # nobody's home
-        return Path("/nonexistent")
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:32]
-
-
-def _rolled_back(folder: Path, many: int) -> LedgerError:
-    return LedgerError(
-        f"the ledger of {folder} is an older copy: it does not know of {many} rounds that have left since",
-        why="continuing from it would draw their noise again, and give back what they cost",
-        fix="put the newest folder and ledger back; where they are lost, continue with --moved: these rounds then "
-        "count as lost, and stay paid for",
-        code="ledger-rolled-back",
-    )
 
 
 def _tell(folder: Path, why: str) -> None:

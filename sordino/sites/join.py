@@ -32,10 +32,11 @@ from sordino.metrics.evaluation import check_shared
 from sordino.planning.planner import Planner
 from sordino.receipts import Receipt, private
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import place_for
 from sordino.receipts.receipt import LATE
 from sordino.runs.new_folder import create_folder, environment_of
 from sordino.runs.setup import PhaseSetup, RunSetup
-from sordino.runs.witness import needed, place_for
+from sordino.runs.witness import needed
 from sordino.sites import agreement_file
 from sordino.sites.agreement_file import Invitation
 from sordino.sites.connecting import InvitedOptions, Says, attend_for

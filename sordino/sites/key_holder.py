@@ -26,8 +26,8 @@ from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import LedgerPosition
 from sordino.privacy.uplink.channels import SecretKey
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import state
 from sordino.runs.setup import RunSetup
-from sordino.runs.witness import state
 from sordino.sites import agreement_file
 from sordino.sites.connecting import InvitedOptions, Responder, Says, attend_for
 from sordino.sites.secure_sums import HOLDER, INTEGERS, held

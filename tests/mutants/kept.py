@@ -195,7 +195,7 @@ KEPT = [
     ),
     one(
         "an edited receipt is shown",
-        "receipts/seal.py",
+        "receipts/newest.py",
         "(said,)).fetchone():",
         "(said,)).fetchone() or (0,):",
         f"{DAMAGED}[privacy.json-smaller-show-5-its ledger has sealed another one]",
@@ -356,6 +356,22 @@ KEPT = [
         "if len({client.commitment for client in self.clients}) < len(names):",
         "if False:",
         "tests/sites/test_persons.py::test_the_rows_of_a_site_are_not_two_clients",
+    ),
+    one(
+        "an epsilon is read from an older copy of a ledger",
+        "receipts/newest.py",
+        "if behind := noted - known:",
+        "if (behind := noted - known) and False:",
+        "tests/runs/test_witness.py::test_no_epsilon_is_read_from_an_older_copy",
+        "tests/runs/test_witness.py::test_an_older_copy_of_a_shared_ledger_gives_no_budget_back",
+    ),
+    one(
+        "a link to a site's ledger forgets its scores",
+        "receipts/receipt.py",
+        "place = place.resolve()",
+        "place = Path(place)",
+        "tests/receipts/test_lifetime.py::"
+        "test_a_site_that_shares_scores_promises_no_more_by_its_ledger_than_by_its_receipt",
     ),
     one(
         "single uploads are read beside published noise of the server",

@@ -101,7 +101,7 @@ RECEIPTS = [
     ),
     one(
         "a receipt of an earlier stop is shown as the run's",
-        "receipts/seal.py",
+        "receipts/newest.py",
         "return not copy.execute(LATER, later).fetchone()",
         "return True",
         f"{VERIFY}::test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line",
@@ -172,8 +172,8 @@ RECEIPTS = [
     one(
         "a ledger by itself promises what shared scores have told",
         "receipts/receipt.py",
-        "mine.environment_file.exists() and mine.environment.shares_scores",
-        "False",
+        "if whose is not None and whose.shares_scores:",
+        "if False:",
         "tests/receipts/test_lifetime.py::"
         "test_a_site_that_shares_scores_promises_no_more_by_its_ledger_than_by_its_receipt",
     ),

@@ -46,10 +46,13 @@ def test_a_site_that_shares_scores_promises_no_more_by_its_ledger_than_by_its_re
     claims = Claim.to_everyone("client", "replace", Gaussian(9.0), "proved", ())
     with Ledger.open(place, LedgerScope("data", subject, 1e-5, ZCDP, ()), each=EqualCaps(1, (1,))) as ledger:
         ledger.reserve("run/0", {"0": (1,)}, b"", note([("*", claims)], "system"))
+    (link := tmp_path / "elsewhere" / "link").parent.mkdir()
+    link.symlink_to(place)
     for shares in (False, True):
         told = environment_of(Experiment()).beside(site="Nord", clients=(0,), shares_scores=shares)
         (tmp_path / "environment.json").write_text(json.dumps(told.to_json()), encoding="utf-8")
-        found = {(row.unit, row.adversary): row.finite for row in lifetime(place).guarantees}
-        assert found["client", "server"] is not shares
-        assert found["client", "public"]
-        assert (("test example", "server") in found) is shares
+        for asked in (place, link):
+            found = {(row.unit, row.adversary): row.finite for row in lifetime(asked).guarantees}
+            assert found["client", "server"] is not shares
+            assert found["client", "public"]
+            assert (("test example", "server") in found) is shares

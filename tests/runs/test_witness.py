@@ -19,11 +19,14 @@ from sordino.engine.site import Site
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Ledger, State
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import place_of
+from sordino.receipts.receipt import lifetime, spending
 from sordino.receipts.verify import verify
 from sordino.runs import witness
+from sordino.runs.listing import listed
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
-from sordino.runs.witness import MISSING, UNWRITABLE, place_of
+from sordino.runs.witness import MISSING, UNWRITABLE
 from tests.helpers.executors import answers_of
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import Killed, die_after, put_back
@@ -72,6 +75,37 @@ def refused(folder: Path) -> str:
         resume(folder)
     assert refusal.value.fix
     return refusal.value.code
+
+
+def test_no_epsilon_is_read_from_an_older_copy(tmp_path: Path) -> None:
+    """A stopped run has gone on and was killed; then the folder of the stop is put back, whose receipt holds by itself:
+    nobody prints its two rounds as all that was lost.
+    """
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    readers: list[Callable[[], Any]] = [
+        lambda: RunFolder(run).receipt(),
+        lambda: spending(run),
+        lambda: lifetime(run / "ledger.sqlite"),
+    ]
+
+    def stops(step: Progress) -> None:
+        if step.round == 2:
+            raise KeyboardInterrupt
+
+    start(real(), run, stops)
+    shutil.copytree(run, copy)
+    before = [read().guarantees[0].epsilon for read in readers]  # the control
+    with pytest.raises(Killed):
+        resume(run, die_after(4))
+    put_back(copy, run)
+    for read in readers:
+        with pytest.raises(LedgerError) as refusal:
+            read()
+        assert refusal.value.code == "ledger-rolled-back"
+    (row,) = (row for row in listed(tmp_path) if row.folder == "run")
+    assert row.guarantee is None
+    resume(run, stops, moved=True)
+    assert all(read().guarantees[0].epsilon > old for read, old in zip(readers, before, strict=True))
 
 
 @pytest.mark.slow
@@ -295,7 +329,11 @@ def test_an_older_copy_of_a_shared_ledger_gives_no_budget_back(tmp_path: Path) -
     with pytest.raises(LedgerError) as refusal:
         start(made, tmp_path / "third")
     assert refusal.value.code == "ledger-rolled-back"
+    with pytest.raises(LedgerError) as refusal:
+        lifetime(ledger)
+    assert refusal.value.code == "ledger-rolled-back"
     ended = resume(tmp_path / "third", moved=True)
+    assert lifetime(ledger).guarantees
     assert [row.answered for row in ended.metrics] == [0, 0]
     with Ledger.as_founded(ledger) as books:
         second = RunFolder(tmp_path / "second").environment.run

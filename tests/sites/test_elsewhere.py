@@ -15,9 +15,9 @@ import pytest
 from sordino.errors import ConfigError
 from sordino.metrics import RoundRow
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import place_for
 from sordino.receipts.verify import verify
 from sordino.runs.play import Ended
-from sordino.runs.witness import place_for
 from sordino.sites import elsewhere, remote_sites
 from sordino.sites.elsewhere import Nodes, SiteElsewhere, SiteTerms, framed, serve_elsewhere, unframed
 from sordino.transport.message import each, peek
