@@ -68,8 +68,8 @@ def check_ledger(place: Path, dataset: str, runs: Iterable[str], site: str) -> N
 
 
 def _check(ledger: Path, notes: Iterable[Path]) -> None:
-    noted = {op for file in notes for op in _noted(file)}
-    if not noted:
+    left = {op for file in notes for op in noted(file)}
+    if not left:
         return
     # after the notes: a run that goes on writes its ledger first
     with storage.refusals(), closing(storage.read_database(ledger)) as copy:
@@ -78,15 +78,15 @@ def _check(ledger: Path, notes: Iterable[Path]) -> None:
             for (body,) in copy.execute(RESERVED, (b'"kind":"reserved"',))
             if (found := _OP.search(body))
         }
-    if behind := noted - known:
+    if behind := left - known:
         raise rolled_back(ledger, len(behind))
 
 
-def _noted(file: Path) -> Iterator[str]:
-    """Names of the operations in a file of notes. A line that a kill cut short does not count."""
+def noted(file: Path, begin: int = 0) -> Iterator[str]:
+    """Names of the operations in a file of notes, from byte `begin` on. A line that a kill cut short does not count."""
     try:
         if file.exists():
-            yield from (json.loads(line)["op"] for line in file.read_text(encoding="utf-8").split("\n")[:-1])
+            yield from (json.loads(line)["op"] for line in file.read_bytes()[begin:].split(b"\n")[:-1])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(file, str(error), "put it back") from None
 

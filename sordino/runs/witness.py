@@ -30,7 +30,7 @@ from sordino.ledger.files import append_line, atomic_write, sync
 from sordino.ledger.ledger import Ledger, LedgerPosition, State, of_run
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.newest import place_of, rolled_back
+from sordino.receipts.newest import noted, place_of, rolled_back
 
 WITHOUT_IT = "put it back; without it the run goes on, and its receipt says that an older copy would not be noticed"
 MISSING = (
@@ -83,17 +83,21 @@ class Witness:
     knows: Callable[[Ledger, str], bool] = _drew  # does a ledger know that this operation has left?
     noted: dict[str, LedgerPosition] = field(default_factory=dict)  # where the ledger stood when an operation left
     _length: int = 0  # of the whole lines of this run
+    _others: dict[Path, int] = field(default_factory=dict)  # and of those of other runs, as far as they were read
 
     @classmethod
     def of(cls, folder: Path, knows: Callable[[Ledger, str], bool] = _drew) -> Witness:
         found = cls(folder, place_of(folder), knows)
+        found._others = {file: _whole(file) for file in found.place.parent.glob("*.jsonl")}  # before they are read
         found.noted = {line.op: line.place for line in found._lines()}
         found._length = _whole(found.place)
         return found
 
     def __call__(self, ledger: Ledger, op: str) -> None:
         """Record an operation just before its release leaves the run; refused where a copy of this run is releasing
-        too."""
+        too, or another run from a copy of the ledger."""
+        if op not in self.noted:
+            self._check_others(ledger)
         if op not in self.noted and not self._note([ReleasedOperation.of(ledger, op)]):
             raise LedgerError(
                 f"{self.folder} is running at the same time as a copy of it",
@@ -112,6 +116,17 @@ class Witness:
             if line.op in behind and not line.spend(ledger):
                 raise rolled_back(RunFolder(self.folder).ledger, len(behind))
         return behind
+
+    def _check_others(self, ledger: Ledger) -> None:
+        """Refuses a shared ledger that knows nothing of what other runs have released meanwhile: they pay from another
+        copy of it, and the same budget would be spent twice.
+        """
+        for file in self.place.parent.glob("*.jsonl"):
+            if file == self.place or (end := _whole(file)) <= (begin := self._others.get(file, 0)):
+                continue
+            if behind := [op for op in noted(file, begin) if not self.knows(ledger, op)]:
+                raise rolled_back(RunFolder(self.folder).ledger, len(behind))
+            self._others[file] = end
 
     def create(self) -> None:
         """Creates an empty record of releases for a new run. Where a run has none, its record was lost, or its folder

@@ -360,10 +360,17 @@ KEPT = [
     one(
         "an epsilon is read from an older copy of a ledger",
         "receipts/newest.py",
-        "if behind := noted - known:",
-        "if (behind := noted - known) and False:",
+        "if behind := left - known:",
+        "if (behind := left - known) and False:",
         "tests/runs/test_witness.py::test_no_epsilon_is_read_from_an_older_copy",
         "tests/runs/test_witness.py::test_an_older_copy_of_a_shared_ledger_gives_no_budget_back",
+    ),
+    one(
+        "two copies of a ledger pay for two runs at once",
+        "runs/witness.py",
+        "            self._check_others(ledger)",
+        "            pass",
+        "tests/runs/test_witness.py::test_two_copies_of_a_shared_ledger_do_not_pay_for_two_runs_at_once",
     ),
     one(
         "a link to a site's ledger forgets its scores",
