@@ -208,10 +208,12 @@ class Invitation:
 def invite(
     run: str, address: str, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
 ) -> Invitation:
-    """Make the server's invitation of sites to a run. It names no file here; a table's schema is in it as text."""
+    """Make the server's invitation of sites to a run. It names no file here; a table's schema is in it as text, without
+    the comments of a draft, which tell of the rows that it was made from.
+    """
     text, data = "", experiment.data
     if data.source == "tabular" and data.schema not in (None, LEARNED):
-        text = Path(str(data.schema)).expanduser().read_text(encoding="utf-8")
+        text = tomli_w.dumps(tomllib.loads(Path(str(data.schema)).expanduser().read_text(encoding="utf-8")))
     shown = experiment.model_copy(update={"data": data.model_copy(update={"path": None})})
     return Invitation(
         Invited(

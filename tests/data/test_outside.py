@@ -239,6 +239,29 @@ def test_a_site_is_told_before_it_consents(
     assert not (tmp_path / "here").exists()
 
 
+def test_an_invitation_has_no_word_of_the_rows_that_a_schema_was_drafted_from(tmp_path: Path) -> None:
+    """A draft tells its reader which cells are odd, and how many rows there are; as it was, all sites were told, too."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from sordino import config
+    from sordino.data.inferred_columns import draft
+    from sordino.sites.agreement_file import invite
+    from sordino.sites.own_data import OwnData
+
+    odd = saved(tmp_path, rows(creatinine=lambda i: "see letter" if i == 3 else 1 + i / 10), "odd.csv")
+    confirmed = draft(str(odd), "died").replace("draft = true\n", "")
+    (tmp_path / "schema.toml").write_text(confirmed, encoding="utf-8")
+    mine = saved(tmp_path, rows(creatinine=lambda i: 1 + i / 10), "mine.csv")
+    data = {"source": "tabular", "path": str(mine), "schema": str(tmp_path / "schema.toml"), "label": "died"}
+    made = config.validate({"data": data, "privacy": {"noise": "system"}, "partition": {"scheme": "natural"}})
+    sites = OwnData(made, mine, b"a key of the site").announced("West")
+    sent = invite("run", "localhost:9", Ed25519PrivateKey.generate(), made, sites)
+    assert sent.declared == parsed(confirmed)
+    said = "see letter", "40 rows", "#"
+    assert [text in confirmed for text in said] == [True, True, True]
+    assert [text in sent.toml() for text in said] == [False, False, False]
+
+
 def test_that_a_run_on_arrays_began_tells_of_the_rows_and_its_receipt_says_so(tmp_path: Path) -> None:
     """With a row that is not finite it does not begin; with its neighbour it does."""
     noise = {"name": "noise", "neighbours": "zero_out"}

@@ -138,6 +138,13 @@ TOLD = [
         f"{OUTSIDE}::test_that_a_run_began_tells_of_the_rows_and_its_receipt_says_so",
     ),
     one(
+        "an invitation has what the draft of a schema says of rows",
+        "sites/agreement_file.py",
+        'tomli_w.dumps(tomllib.loads(Path(str(data.schema)).expanduser().read_text(encoding="utf-8")))',
+        'Path(str(data.schema)).expanduser().read_text(encoding="utf-8")',
+        f"{OUTSIDE}::test_an_invitation_has_no_word_of_the_rows_that_a_schema_was_drafted_from",
+    ),
+    one(
         "the agreement has the size of a client, and no receipt says so",
         "runs/public_inputs.py",
         "sizes = ((SIZES if made.privacy.public_sizes else HOLDERS),) if secret else ()",
