@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.dataset import Array
+from sordino.data.frames import as_text
 from sordino.data.schema import Column, TableSchema
-from sordino.data.table_files import AS_SEEN, GivenDialect, TableRows, as_text, read
+from sordino.data.table_files import AS_SEEN, GivenDialect, TableRows, read
 from sordino.errors import DataError
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from sordino.data.cells import texts, whole, without_gaps
 from sordino.data.columns import Owners, as_declared, remarks, unknown_values
 from sordino.data.dataset import Array, area
 from sordino.data.folders import SUFFIXES
+from sordino.data.frames import as_arrow
 from sordino.data.image_files import channels_last, opened
 from sordino.data.label_kinds import LabelKind
 from sordino.data.schema import Column
-from sordino.data.table_files import GivenDialect, TableFile, TableRows, as_arrow, read
+from sordino.data.table_files import GivenDialect, TableFile, TableRows, read
 from sordino.errors import DataError
 
 FIX = "correct or remove the row"

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,12 +21,12 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from sordino.data import TABLES, is_pattern, kind_of
+from sordino.data.frames import as_text
 from sordino.errors import DataError
 
 IN_MEMORY = Path("data in memory")
 HEAD = 2**20  # bytes in which a first line must end
 MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # that some programs put in front
-EXACT = 2.0**53  # from which on floats are not one apart
 SEPARATORS = (",", ";", "\t", "|")
 SPELLED = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
@@ -143,37 +143,6 @@ def _nothing(what: str) -> DataError:
     )
 
 
-def in_memory(frame: object) -> pa.Table:
-    """A data frame as an arrow table."""
-    try:
-        return as_arrow(frame)
-    except (pa.ArrowException, TypeError) as error:
-        raise DataError(
-            "the data frame cannot be read as a table",
-            why=str(error.args[-1]),  # the column; the first part may quote a cell
-            fix="give every column one type: numbers, strings or booleans",
-            code="mixed-column",
-        ) from None
-
-
-def as_arrow(frame: Any) -> pa.Table:
-    """Columns of any library as an arrow table: of pandas without its index, which is no column; of a data set of
-    `datasets` with its own order of rows.
-    """
-    if hasattr(frame, "with_format"):
-        frame = frame.with_format("arrow")[:]
-    indexed = hasattr(frame, "reset_index") and hasattr(frame, "columns")
-    found = pa.Table.from_pandas(frame, preserve_index=False) if indexed else pa.table(frame)
-    return found.cast(pa.schema([field.with_type(_without_views(field.type)) for field in found.schema]))
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    """The arrow type without views of texts: polars exports views, which few of arrow's functions take."""
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
-    return pa.string() if str(kind) == "string_view" else kind
-
-
 def read(
     path: str | Path | Sequence[str | Path] | pa.Table,
     as_text: Sequence[str] = (),
@@ -222,25 +191,6 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
             fix="give a column the same type in every file",
             code="columns-differ",
         ) from None
-
-
-def as_text(column: Any) -> Any:
-    """The cells as a file would spell them. Whole numbers are written alike in a column of floats and in one of
-    integers: a gap in one row makes a frame store a column as floats, and must not change how the others are read.
-    """
-    words = pc.cast(column, pa.string())
-    if not pa.types.is_floating(column.type):
-        return words
-    values = pc.cast(column, pa.float64())
-    integer = pc.and_(pc.is_finite(values), pc.equal(pc.round(values), values))
-    if pc.any(pc.and_(integer, pc.greater_equal(pc.abs(values), EXACT))).as_py():
-        raise DataError(
-            "a column of numbers that are names is stored as floats, and some are beyond 2^53",
-            why="floats have no digits for all of them, so two different ones may have become one",
-            fix="give the column as texts or as integers with gaps, for example as Int64 in pandas",
-            code="unsupported-column-type",
-        )
-    return pc.if_else(integer, pc.cast(pc.cast(pc.if_else(integer, values, 0.0), pa.int64()), pa.string()), words)
 
 
 def _read_one(

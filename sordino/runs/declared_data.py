@@ -174,7 +174,7 @@ class DeclaredData:
         given |= {} if problem.columns is None else {"label": problem.columns}
         given |= {} if problem.outcome is None else {"outcome": problem.outcome}
         if isinstance(data.path, str) and user_code.is_lent(data.path):
-            from sordino.data.table_files import in_memory
+            from sordino.data.frames import in_memory
 
             given["path"] = in_memory(user_code.load(data.path, "data"))
         if source.draws is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 import sordino
+from sordino.data import tabular
+from sordino.data.frames import in_memory
+from sordino.data.schema import parsed
 from sordino.errors import ConfigError, DataError, RunError
 from sordino.planning import Agreement
 from sordino.receipts.folder import RunFolder
@@ -141,3 +146,35 @@ def test_a_public_table_is_a_natural_federation_by_one_of_its_columns(tmp_path: 
         assert RunFolder(found.folder).experiment.partition["scheme"] == "natural"
         assert sorted(Agreement.read(found.folder).public.clients) == ["Biscoe", "Dream", "Torgersen"]
         assert found.accuracy > 0.4
+
+
+ODD: dict[str, tuple[list[object], object]] = {
+    "a fraction among decimals": ([Decimal(1 + i % 2) for i in range(40)], Decimal("1.25")),
+    "a day among moments": ([datetime(2020, 1, 1 + i % 2) for i in range(40)], date(2020, 1, 3)),
+    "a day among numbers": ([1 + i % 2 for i in range(40)], date(2020, 1, 3)),
+    "bytes among texts": ([str(1 + i % 2) for i in range(40)], b"1"),
+}
+
+
+@pytest.mark.parametrize("how", ODD)
+def test_one_odd_cell_of_a_frame_changes_how_no_other_is_read(how: str) -> None:
+    """As it was, all decimals got the digits of the longest, and all cells the type of the first."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    cells, odd = ODD[how]
+    words = [*dict.fromkeys(map(str, cells)), "rest"]
+    told = f"[columns]\ncode = {{ kind = 'levels', levels = {words}, other = 'rest' }}\n"
+    schema = parsed(told + "ill = { kind = 'label', classes = ['0', '1'] }")
+
+    def read(*first: object) -> list[list[float]]:
+        held = pandas.Series([*first, *cells[len(first) :]], dtype=object)
+        table = in_memory(pandas.DataFrame({"code": held, "ill": np.arange(40) % 2}))
+        data = tabular.load(table, "ill", schema=schema)
+        return [row.tolist() for part in (data.train, data.test) for row in part.x]
+
+    plain = read()
+    if type(odd) is type(cells[0]):
+        assert sum(one != other for one, other in zip(plain, read(odd), strict=True)) == 1
+        return
+    with pytest.raises(DataError) as refused:
+        read(odd)
+    assert (refused.value.code, "code has cells of several types" in refused.value.why) == ("mixed-column", True)

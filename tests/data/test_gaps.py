@@ -13,7 +13,7 @@ import pytest
 
 from sordino import config
 from sordino.data import tabular
-from sordino.data.table_files import as_text
+from sordino.data.frames import as_text
 from sordino.runs.population import Population
 from tests.data.tables import DECLARED, Row, declared, refused, saved, table
 from tests.data.test_neighbouring_tables import differing

@@ -55,7 +55,7 @@ SECRET_ROWS = [
     ),
     one(
         "a gap makes other codes and keys of those in all other rows of a frame",
-        "data/table_files.py",
+        "data/frames.py",
         "if not pa.types.is_floating(column.type):",
         "if True:",
         GAP,
