@@ -281,7 +281,7 @@ def _check_encoding(file: Path, dialect: Dialect) -> None:
 
 def _read_text(file: Path, dialect: Dialect, as_text: Sequence[str]) -> pa.Table:
     read_ = csv.ReadOptions(encoding=dialect.encoding)
-    parse = csv.ParseOptions(delimiter=dialect.separator)
+    parse = csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True)
 
     def options(kind: pa.DataType) -> csv.ConvertOptions:
         # an empty text is a missing value, not a level of its own

@@ -18,7 +18,7 @@ from sordino.data.label_kinds import Numbers
 from sordino.data.table_files import Dialect, GivenDialect, found_files, read
 from sordino.data.tabular import overview
 from sordino.partition import Natural
-from tests.data.tables import declared, refused
+from tests.data.tables import declared, refused, saved
 
 ROWS = [(150.5 + i, i % 90, "ja" if i % 3 else "nein", "krank" if i % 2 else "gesund") for i in range(40)]
 SCHEMA = declared(
@@ -237,3 +237,10 @@ def test_an_overview_reads_a_predicted_number_as_the_training_does(tmp_path: Pat
     said = 'age = { kind = "number", range = [0, 120] }\nstay = { kind = "label", range = [0, 10] }\n'
     held = overview(str(tmp_path / "a.csv"), "stay", schema=declared(f"[columns]\n{said}"), outcome=Numbers(0, 10))
     assert [(one.name, one.holds) for one in held.columns] == [("age", "30 to 40"), ("stay", "2.5 to 7.5")]
+
+
+def test_a_note_of_several_lines_is_read_wherever_it_stands(tmp_path: Path) -> None:
+    """A file is read in pieces of a megabyte; as it was, a piece that ended within a note stopped the run."""
+    notes = ["line\n" * 20 + str(i) for i in range(12_000)]
+    saved(tmp_path, [{"note": note, "outcome": 1} for note in notes])
+    assert read(tmp_path / "visits.csv", ("note", "outcome")).table.column("note").to_pylist() == notes
