@@ -39,6 +39,7 @@ from sordino.errors import ConfigError, LedgerError
 from sordino.planning import Agreement, PublicNumbers
 from sordino.receipts import Environment, Receipt
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import check_run
 from sordino.receipts.verify import Verdict, examine
 
 TO_FILL_IN = (
@@ -336,6 +337,10 @@ def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence
     `code`: import an algorithm of the user's own.
     """
     verdict, run = examine(folder, key, code), RunFolder(folder)
+    try:
+        check_run(run)
+    except LedgerError as error:
+        verdict = verdict._replace(wrong=[*verdict.wrong, error.what], agreed=[])
     if verdict.wrong and not anyway:
         raise LedgerError(
             f"no document can be made of {folder}: the receipt does not hold",

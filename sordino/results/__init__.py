@@ -164,8 +164,10 @@ class Result:
         """Notes of the ledger, the largest share of a client's budget spent after each round, the number of clients,
         and delta.
         """
+        from sordino.receipts.newest import check_run
         from sordino.receipts.receipt import opened
 
+        check_run(self._run)
         with lent(self.objects):
             parts, federation = opened(self.folder)
         try:

@@ -38,6 +38,7 @@ from sordino.planning.phase import PlannedRun
 from sordino.planning.planner import Planner
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import place_for
 from sordino.runs.new_folder import choices, create_folder, environment_of
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.population import Population
@@ -181,6 +182,9 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
     mine = RunFolder(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     said: list[tuple[str, str]] = [(mine.environment.config, now[1])]
+    of_several = place_for(mine.environment.run, mine.environment.site, Agreement.read(folder).dataset)
+    if not experiment.privacy.ledger and of_several.exists():  # a new ledger would know of nothing that it has spent
+        said.append(("", ""))
     if experiment.privacy.ledger or mine.ledger.exists():  # one that is shared stood before the run began
         with Ledger.as_founded(mine.ledger) as ledger:
             notes = [entry.told for entry in of_run(ledger, mine.environment.run)]
@@ -189,7 +193,8 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
         raise RunError(
             f"experiment.toml of {folder} is not the experiment that this run began with",
             why="all releases until now were planned and paid for under that one",
-            fix="put the old file back; [engine] alone may be changed. Another experiment is another run",
+            fix="put the old file back; [engine] alone may be changed, and the path of a shared ledger. Another "
+            "experiment is another run",
             code="edited-run",
         )
 

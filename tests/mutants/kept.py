@@ -373,6 +373,13 @@ KEPT = [
         "tests/runs/test_witness.py::test_two_copies_of_a_shared_ledger_do_not_pay_for_two_runs_at_once",
     ),
     one(
+        "a run leaves the ledger that it shared",
+        "runs/run.py",
+        "if not experiment.privacy.ledger and of_several.exists():",
+        "if False:",
+        f"{SHARED}::test_a_run_that_began_on_a_shared_ledger_begins_none_of_its_own",
+    ),
+    one(
         "a link to a site's ledger forgets its scores",
         "receipts/receipt.py",
         "place = place.resolve()",

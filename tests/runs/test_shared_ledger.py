@@ -23,6 +23,7 @@ from sordino.runs import run
 from sordino.runs.run import checked, resume, start
 from sordino.runs.simulation import Simulation
 from tests.budget.charged import experiment
+from tests.laws.traces import killed_at
 
 RACING = 4
 ALL = {"name": "everyone"}
@@ -202,6 +203,26 @@ def test_a_new_secret_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: py
     private.write(tmp_path / "site.key", b"key", new=True)
     with pytest.raises(FileExistsError):
         private.write(tmp_path / "site.key", b"another", new=True)
+
+
+def test_a_run_that_began_on_a_shared_ledger_begins_none_of_its_own(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in its first round, after the noise was drawn: a new ledger would draw it again, and know of no budget that
+    others have spent.
+    """
+    monkeypatch.setenv("XDG_STATE_HOME", str(shared.parent / "state"))
+    privacy = {"epsilon": 8.0, "noise": "system", "ledger": str(shared)}
+    made, folder = experiment({"name": "gaussian_gdp"}, privacy=privacy, rounds=1, cohort=ALL), shared.parent / "run"
+    with killed_at("computed", 0):
+        start(made, folder)
+    file = folder / "experiment.toml"
+    told = file.read_text()
+    file.write_text("".join(line for line in told.splitlines(keepends=True) if not line.startswith("ledger =")))
+    assert code(lambda: resume(folder)) == "edited-run"
+    assert not (folder / "ledger.sqlite").exists()
+    file.write_text(told)
+    assert [row.lost for row in resume(folder).metrics] == [True]
 
 
 @pytest.mark.slow

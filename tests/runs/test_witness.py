@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from sordino import tree
+from sordino import open_run, tree
 from sordino.config import Experiment
 from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Ledger, State
+from sordino.receipts import documents
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.newest import place_of
 from sordino.receipts.receipt import lifetime, spending
@@ -88,6 +89,9 @@ def test_no_epsilon_is_read_from_an_older_copy(tmp_path: Path) -> None:
         lambda: lifetime(run / "ledger.sqlite"),
     ]
 
+    def shown() -> Any:
+        return open_run(run).rounds
+
     def stops(step: Progress) -> None:
         if step.round == 2:
             raise KeyboardInterrupt
@@ -98,10 +102,13 @@ def test_no_epsilon_is_read_from_an_older_copy(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         resume(run, die_after(4))
     put_back(copy, run)
-    for read in readers:
+    for read in (*readers, shown):
         with pytest.raises(LedgerError) as refusal:
             read()
         assert refusal.value.code == "ledger-rolled-back"
+    with pytest.raises(LedgerError) as refusal:
+        documents.gather(run, None, code=False, anyway=False)
+    assert "is an older copy" in refusal.value.why
     (row,) = (row for row in listed(tmp_path) if row.folder == "run")
     assert row.guarantee is None
     resume(run, stops, moved=True)
