@@ -59,12 +59,14 @@ def check_run(run: RunFolder) -> None:
     _check(run.ledger, [place_of(run.path)])
 
 
-def check_ledger(place: Path, dataset: str, runs: Iterable[str], site: str) -> None:
+def check_ledger(place: Path, dataset: str, runs: Iterable[str], site: str) -> bool:
     """Refuses a ledger by itself where it is an older copy: of one run, or of several that share it. `dataset`: the
-    digest in its first record.
+    digest in its first record. True where this user's notes know each of its runs.
     """
+    files = {run: (place_for(run, site), place_for(run, site, dataset)) for run in runs}
     shared = place_for("", "", dataset).parent.glob("*.jsonl")
-    _check(place, [*shared, *(place_for(run, site) for run in runs)])
+    _check(place, [*shared, *(alone for alone, _ in files.values())])
+    return all(alone.exists() or among.exists() for alone, among in files.values())
 
 
 def _check(ledger: Path, notes: Iterable[Path]) -> None:

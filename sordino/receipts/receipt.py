@@ -333,6 +333,10 @@ ONE_ROW = (
 )
 SIMULATED_RUN = "at least one of the runs drew its noise from a seed: no guarantee for real data"
 
+UNKNOWN_RUN = (
+    "this user's state folder does not know all of these runs: if an older copy of the ledger lies here, nobody notices"
+)
+
 
 def lifetime(place: Path) -> Lifetime:
     """Guarantees and spending over every release on a ledger."""
@@ -377,7 +381,7 @@ def lifetime(place: Path) -> Lifetime:
     runs = Counter(Op.of(entry.op).run for entry in entries)
     mine = RunFolder(place.parent)
     whose = mine.environment if mine.own_ledger == place and mine.environment_file.exists() else None
-    check_ledger(place, dataset, runs, whose.site if whose else "")
+    known = check_ledger(place, dataset, runs, whose.site if whose else "")
     drawn = simulated(notes)
     rows = statement(notes, people, delta)
     if whose is not None and whose.shares_scores:
@@ -386,7 +390,7 @@ def lifetime(place: Path) -> Lifetime:
     return Lifetime(
         guarantees=tuple(rows),
         simulated=drawn,
-        assumptions=(*[SIMULATED_RUN] * drawn, *[ONE_ROW] * one_row),
+        assumptions=(*[SIMULATED_RUN] * drawn, *[ONE_ROW] * one_row, *[UNKNOWN_RUN] * (not drawn and not known)),
         budget=None,
         runs=tuple(OfRun(run=run, releases=count) for run, count in runs.items()),
         by_client=by_client,

@@ -11,7 +11,7 @@ from sordino.accounting.composition import note
 from sordino.accounting.events import Gaussian
 from sordino.config import Experiment
 from sordino.ledger.ledger import EqualCaps, Ledger, LedgerScope
-from sordino.receipts.receipt import ONE_ROW, lifetime
+from sordino.receipts.receipt import ONE_ROW, UNKNOWN_RUN, lifetime
 from sordino.runs.new_folder import environment_of
 
 
@@ -38,7 +38,7 @@ def test_what_runs_cost_one_row_together_is_no_promise_about_a_person(tmp_path: 
             ledger.reserve("run/0", {"0": (1,)}, b"", note([("*", claims)], "system"))
         found = lifetime(place)
         assert {row.unit for row in found.guarantees} == {unit}
-        assert list(found.assumptions) == said
+        assert list(found.assumptions) == [*said, UNKNOWN_RUN]
 
 
 def test_a_site_that_shares_scores_promises_no_more_by_its_ledger_than_by_its_receipt(tmp_path: Path) -> None:
