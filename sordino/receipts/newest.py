@@ -56,6 +56,7 @@ _OP = re.compile(rb'"op":("(?:[^"\\]|\\.)*")')
 
 def check_run(run: RunFolder) -> None:
     """Refuses the ledger of a run where it is an older copy, as this user's notes show."""
+    run.check()
     _check(run.ledger, [place_of(run.path)])
 
 
