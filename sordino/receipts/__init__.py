@@ -41,7 +41,6 @@ class Environment(Fact):
     site: str = ""  # in a run between sites: the site that owns this folder; "server" for the server's
     clients: tuple[int, ...] | None = None  # numbers of a site's own clients
     shares_scores: bool | None = None  # at a site: true where it sends the server scores of models on its examples
-    answers: str = ""  # digest of the secret from which clients draw what they draw once in the run
     unwitnessed: str = ""  # why an older copy of the ledger, put in place of this one, would go unnoticed
 
 

@@ -6,6 +6,7 @@ of the digest that stands for the data), which every run keeps beside it for its
 operating system keeps here
 
     clients.secret   source of the randomness that clients draw once in a run
+    clients.run      digest of the run's name under that secret: another run's secret is noticed
     metrics.jsonl    scores for the evaluator: accuracies and losses on the test data, client by client
     model.json       inputs and outputs of the model, where rows decided columns, classes or scale
     sites.json       at a server: the newest ledger head that each site has signed, to be returned to the site
@@ -25,7 +26,7 @@ from shlex import quote
 from sordino.errors import RunError, damaged
 
 FOLDER = "private"
-CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
+CLIENTS, WHOSE, DATA, HERE, README = "clients.secret", "clients.run", "data.key", "here", "README"
 KEY = 32  # bytes of a key, and of a secret
 NOT_TO_BE_SHARED = (
     "Not to be shared. What lies here is covered by no epsilon: who reads it learns what the run promises to hide.\n"

@@ -4,7 +4,7 @@ choices that a run would make."""
 from __future__ import annotations
 
 import datetime
-import hashlib
+import hmac
 import json
 import os
 import platform
@@ -53,15 +53,15 @@ def create_folder(
         young.mkdir(parents=True)
         mine = RunFolder(young)
         atomic_write(mine.experiment_file, experiment.toml().encode())
-        once = experiment.privacy.real and any(one.algorithm.read.redraw is not None for one in setup.whole.phases)
-        secret = (secret or private.new_key()) if once else b""
-        answers = hashlib.sha256(secret).hexdigest() if secret else ""
-        environment = environment.beside(began=start_of(folder), answers=answers)
+        environment = environment.beside(began=start_of(folder))
         atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
         if story is not None:
             atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())
         if experiment.privacy.real:
-            private.create(young, secret)
+            once = any(phase.algorithm.read.redraw is not None for phase in setup.whole.phases)
+            private.create(young, secret := (secret or private.new_key()) if once else b"")
+            if once:
+                private.write(mine.private / private.WHOSE, hmac.digest(secret, environment.run.encode(), "sha256"))
         if data_key:  # between sites a site's identity has it
             private.write(young / private.DATA, data_key)
         agreement.write(young)

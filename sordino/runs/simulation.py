@@ -3,7 +3,7 @@ and its own data, the clients' side its own rows; only what would pass between m
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import math
 import sys
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.privacy.noise.sources import for_run
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.private import CLIENTS, KEY, kept
+from sordino.receipts.private import CLIENTS, KEY, WHOSE, kept
 from sordino.runs.backend import Backend, ServerData, StartingPoint, examples_of
 from sordino.runs.population import Population
 from sordino.runs.setup import PhaseSetup, RunSetup
@@ -145,8 +145,8 @@ def secret_of(folder: Path) -> bytes | None:
     run = RunFolder(folder)
     if not (place := run.private / CLIENTS).exists():
         return None
-    secret, told = kept(place, KEY), run.environment.answers
-    if told and hashlib.sha256(secret).hexdigest() != told:
+    secret, of_run = kept(place, KEY), run.environment.run.encode()
+    if not hmac.compare_digest(hmac.digest(secret, of_run, "sha256"), kept(run.private / WHOSE, KEY)):
         raise RunError(
             f"{place} is not the clients' secret of this run",
             why="a client draws its random response once in a run: from another secret it would draw a second one, "
