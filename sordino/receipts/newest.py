@@ -57,7 +57,7 @@ _OP = re.compile(rb'"op":("(?:[^"\\]|\\.)*")')
 def check_run(run: RunFolder) -> None:
     """Refuses the ledger of a run where it is an older copy, as this user's notes show."""
     run.check()
-    _check(run.ledger, [place_of(run.path)])
+    _check(run.ledger, [place_of(run)])
 
 
 def check_ledger(place: Path, dataset: str, runs: Iterable[str], site: str) -> bool:
@@ -104,11 +104,10 @@ def rolled_back(ledger: Path, many: int) -> LedgerError:
     )
 
 
-def place_of(folder: Path) -> Path:
+def place_of(run: RunFolder) -> Path:
     """Path of the record of this run's releases, beside the records of other runs on its ledger."""
-    mine = RunFolder(folder)
-    shared = Agreement.read(folder).dataset if mine.experiment.privacy.ledger else ""
-    return place_for(mine.environment.run, mine.environment.site, shared)
+    shared = Agreement.read(run.path).dataset if run.experiment.privacy.ledger else ""
+    return place_for(run.environment.run, run.environment.site, shared)
 
 
 def place_for(run: str, site: str, shared: str = "") -> Path:

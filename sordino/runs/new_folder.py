@@ -78,7 +78,7 @@ def create_folder(
     finally:
         shutil.rmtree(young, ignore_errors=True)
     if needed(setup):  # a kill before it makes the receipt say more than it must
-        Witness(folder, place_of(folder)).create()
+        Witness(folder, place_of(RunFolder(folder))).create()
 
 
 def environment_of(experiment: Experiment, prepared: Path | None = None, run: str = "") -> Environment:

@@ -87,7 +87,7 @@ class Witness:
 
     @classmethod
     def of(cls, folder: Path, knows: Callable[[Ledger, str], bool] = _drew) -> Witness:
-        found = cls(folder, place_of(folder), knows)
+        found = cls(folder, place_of(RunFolder(folder)), knows)
         found._others = {file: _whole(file) for file in found.place.parent.glob("*.jsonl")}  # before they are read
         found.noted = {line.op: line.place for line in found._lines()}
         found._length = _whole(found.place)

@@ -199,7 +199,7 @@ def test_killed_anywhere_a_run_that_is_put_back_draws_nothing_again(moment: str,
 def test_a_line_that_a_kill_cut_short_is_no_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped(run, 2, tmp_path / "copy")
-    file = place_of(run)
+    file = place_of(RunFolder(run))
     whole = file.read_text()
     file.write_text(whole + whole.splitlines()[-1][:50])
     assert [row.lost for row in resume(run).metrics] == [False] * ROUNDS
@@ -304,7 +304,7 @@ def test_noise_that_comes_again_needs_no_witness(tmp_path: Path) -> None:
 
 def test_what_is_noted_is_for_the_users_eyes_alone(tmp_path: Path) -> None:
     start(real(), tmp_path / "run")
-    file = place_of(tmp_path / "run")
+    file = place_of(RunFolder(tmp_path / "run"))
     assert file.is_relative_to(tmp_path / "state" / "sordino")
     assert [oct(path.stat().st_mode & 0o777) for path in (file, file.parent)] == ["0o600", "0o700"]
 
@@ -313,7 +313,7 @@ def test_what_is_noted_first_lies_on_the_disk_with_its_folders(tmp_path: Path, m
     synced: list[Path] = []
     monkeypatch.setattr(witness, "sync", synced.append)
     start(real(), tmp_path / "run")
-    file = place_of(tmp_path / "run")
+    file = place_of(RunFolder(tmp_path / "run"))
     assert synced[:4] == [file, *list(file.parents)[:3]]
     assert set(synced[4:]) == {file}  # the folders are there by then
 
@@ -341,7 +341,7 @@ def test_an_older_copy_of_a_shared_ledger_gives_no_budget_back(tmp_path: Path) -
     assert refusal.value.code == "ledger-rolled-back"
     ended = resume(tmp_path / "third", moved=True)
     assert UNKNOWN_RUN not in lifetime(ledger).assumptions
-    next(place_of(tmp_path / "first").parent.iterdir()).unlink()
+    next(place_of(RunFolder(tmp_path / "first")).parent.iterdir()).unlink()
     assert UNKNOWN_RUN in lifetime(ledger).assumptions
     assert [row.answered for row in ended.metrics] == [0, 0]
     with Ledger.as_founded(ledger) as books:
@@ -397,4 +397,4 @@ def test_a_home_that_nobody_has_is_no_reason_to_fail(tmp_path: Path, monkeypatch
 
 def place_of_home(tmp_path: Path) -> Path:
     start(real(), tmp_path / "run")
-    return place_of(tmp_path / "run").parents[1]
+    return place_of(RunFolder(tmp_path / "run")).parents[1]
