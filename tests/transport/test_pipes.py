@@ -25,8 +25,9 @@ from sordino.engine.site import Site
 from sordino.engine.wire import Header
 from sordino.errors import OwnCodeError, RunError, WireError
 from sordino.ledger.ledger import State
+from sordino.receipts.private import new_key
 from sordino.receipts.receipt import opened
-from sordino.runs.new_folder import would_write
+from sordino.runs.new_folder import create_folder, environment_of, would_write
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, in_processes, simulated
 from sordino.transport.message import FRAME, LARGEST, Arrived, Pipes, Signer, read, write
@@ -89,10 +90,9 @@ def test_the_number_of_workers_does_not_matter(workers: int, tmp_path: Path, qui
 
 
 def executor(folder: Path) -> tuple[Simulation, Sites]:
-    folder.mkdir()
-    made = CASE.experiment(engine=TWO)
-    (folder / "experiment.toml").write_text(made.toml())
-    simulation = simulated(made)
+    simulation = simulated(made := CASE.experiment(engine=TWO), new_key())
+    key = simulation.population.data_key
+    create_folder(folder, simulation.setup, simulation.agreement(), environment_of(made), key)
     return simulation, in_processes(simulation.setup, folder, folder, "run")
 
 
