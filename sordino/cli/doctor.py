@@ -44,7 +44,7 @@ class MachineFacts:
     cores: float  # that this process may use
     memory: float  # bytes that are free for it
     processor: str
-    bf16: bool  # true where the processor has instructions for it
+    bf16: bool  # true where the processor has fast instructions for it
     accelerator: str
     place: str  # where runs/ would lie
     disk_free: float
@@ -127,7 +127,7 @@ def judge(facts: MachineFacts) -> Iterator[Finding]:
     yield Finding("cores", "ok", cores) if facts.cores >= 2 else Finding("cores", "slow", cores, single)
     free, little = f"{facts.memory / GB:.1f} GB free", "close other programs; torch takes about 0.5 GB"
     yield Finding("memory", "ok", free) if facts.memory >= 2 * GB else Finding("memory", "slow", free, little)
-    says = "the processor multiplies it: training may use it" if facts.bf16 else "no instructions for it: fp32 is used"
+    says = "the processor multiplies it: training may use it" if facts.bf16 else "fp32 is faster here, and used"
     yield Finding("bf16", "ok", says)
     yield Finding("accelerator", "ok", facts.accelerator or "none; runs are computed on the processor")
     yield _disk(facts)

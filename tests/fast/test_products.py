@@ -171,7 +171,8 @@ def test_a_rule_sees_all_clients_and_leaves_vmap_as_it_was() -> None:
     [
         ("vendor_id : AuthenticAMD flags : avx2 avx512f avx512_bf16", True, True),
         ("vendor_id : AuthenticAMD flags : avx2", False, False),
-        ("vendor_id : GenuineIntel flags : avx2 avx512f amx_bf16", False, True),
+        ("vendor_id : GenuineIntel flags : avx2 avx512f avx512_bf16 amx_bf16", False, True),
+        ("vendor_id : GenuineIntel flags : avx2 avx512f avx512_bf16", False, False),
         ("", False, False),
     ],
 )
