@@ -95,6 +95,7 @@ def noted(file: Path, begin: int = 0) -> Iterator[str]:
 
 
 def rolled_back(ledger: Path, many: int) -> LedgerError:
+    """The error for a ledger that does not know of so many operations that have left."""
     return LedgerError(
         f"the ledger {ledger} is an older copy: it does not know of {many} rounds that have left since",
         why="its epsilon leaves out what they cost; continuing from it would draw their noise again, too",

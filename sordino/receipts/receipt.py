@@ -332,7 +332,6 @@ ONE_ROW = (
     "such a person loses in each of them, where the schema declares how many rows one can have"
 )
 SIMULATED_RUN = "at least one of the runs drew its noise from a seed: no guarantee for real data"
-
 UNKNOWN_RUN = (
     "this user's state folder does not know all of these runs: if an older copy of the ledger lies here, nobody notices"
 )

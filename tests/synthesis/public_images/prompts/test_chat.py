@@ -57,7 +57,7 @@ def test_the_dialogue_is_kept_and_continued(server: Server, wanted: Callable[...
 
 def test_a_busy_server_is_given_time(server: Server, wanted: Callable[..., ImageNeeds]) -> None:
     slept: list[float] = []
-    server.answers = [(429, {"Retry-After": "7"}, b""), (503, {}, b""), (500, {}, b"")]
+    server.answers = [(429, {"Retry-After": "7"}, b""), (503, {"Retry-After": "\u00b2"}, b""), (500, {}, b"")]
     server.says(cats(0, 2))
     assert source(server.url, slept).prompts("cat", 2, wanted()).calls == 1
     assert slept == [7, 2, 4]
