@@ -246,5 +246,5 @@ def test_the_command_says_what_is_broken_and_ends_with_2(
 
 def test_the_readme_counts_the_laws() -> None:
     readme = " ".join(Path("README.md").read_text(encoding="utf-8").split())
-    assert "`sordino check` tries twenty laws on it" in readme
+    assert "`sordino check` tests twenty properties of it" in readme
     assert len(LAWS) == 20
