@@ -58,12 +58,12 @@ def one_round(
         outcome = Outcome(server, None, lost, [], 0, 0, 0, {}, lost=True)
         keep(outcome, b"")
         return outcome
-    execute.gather()  # between machines: waits until enough clients are there
+    execute.gather()  # between machines: wait until enough clients are connected
     now = run.open(t)
-    cohort = run.draw(now, server, execute.away, execute.repeats)  # who: public order, or hidden coins
+    cohort = run.draw(now, server, execute.away, execute.repeats)  # drawn in public order, or secretly at random
     crew = run.stragglers.split(cohort, t, run.key)
-    prices = run.prices(now, crew.active, stalled)  # what this participation costs each; the others abstain
-    if (others := run.reserved_for_others(t, prices)) is not None:  # an attempt that was cut short asked these
+    prices = run.prices(now, crew.active, stalled)  # the cost for each client; clients that cannot pay abstain
+    if (others := run.reserved_for_others(t, prices)) is not None:  # clients of an interrupted attempt
         crew = run.stragglers.split(others, t, run.key)
         prices = run.prices(now, crew.active, stalled)
     now = run.reserve(now, prices)  # durable, before any data is read
@@ -81,6 +81,6 @@ def one_round(
     received = replace(received, _each=list)  # single uploads are not held while the state is saved
     traffic = run.inbox.bytes_down(t, down, now.granted), came.size, came.payload
     outcome = Outcome(server, received, crew.active, came.answered, *traffic, came.secure, stalled)
-    keep(outcome, digest)  # durable first: a crash from here on ends this release, and makes no other
-    run.publish(t, digest)  # from here on this release has one content
+    keep(outcome, digest)  # durable first: after a crash, resuming finishes this release and makes no other
+    run.publish(t, digest)  # from here on the ledger refuses another result for this round
     return outcome

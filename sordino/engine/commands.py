@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from sordino.errors import OwnCodeError, RunError, SordinoError, WireError
 from sordino.types import Terms
 
-BEGIN_FIRST = "begin-first"  # what a site that was started again refuses rounds with, until it is asked to begin
+BEGIN_FIRST = "begin-first"  # code of a restarted site's refusal of rounds, until it gets `begin`
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Answers:
     """Answers of clients in one round, in the order in which they are computed or arrive."""
 
     uploads: Iterable[tuple[int, Tree] | Summed] = ()  # by rising client, trees or messages; some of them added up
-    sum: SumAtSites | None = None  # in place of uploads: a secure sum, played where the clients are
+    sum: SumAtSites | None = None  # instead of uploads: a secure sum, computed where the clients are
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Tally:
 class Clients(ABC):
     """Interface by which a round reaches its clients, in this process, in others or on other machines."""
 
-    repeats = False  # true: asked for a round again, they resend what they have sent, and pay no second time
+    repeats = False  # true: for a repeated round clients resend their answers, at no new cost
 
     @abstractmethod
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:

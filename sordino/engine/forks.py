@@ -105,7 +105,7 @@ class Fork:
         return True
 
     def say(self, told: Told, tensors: Sequence[Tensor]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it is gone, as the next `heard` will tell
+        with contextlib.suppress(BrokenPipeError):  # it has ended; the next `heard` notices that
             self.ends.say(told, tensors)
 
     def heard(self) -> ProcessMessage | None:
@@ -125,7 +125,7 @@ def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
     run, serves, and exits without the parent's cleanup.
     """
     try:
-        for number in ENDING:  # who asks decides when it is over
+        for number in ENDING:  # the parent decides when the fork ends
             signal.signal(number, signal.SIG_IGN)
         for number in map(int, os.listdir("/proc/self/fd")):
             if number not in (0, 1, 2, *ends.open):

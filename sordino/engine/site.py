@@ -46,7 +46,7 @@ from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 if TYPE_CHECKING:
     from torch import Tensor
 
-BESIDE = 20  # rows that would take as long as what a client costs beside its rows
+BESIDE = 20  # fixed cost of a client, in rows that take as long to compute
 LONG = 0.05  # seconds of a round, from which on processes gain more than they cost
 
 
@@ -61,7 +61,7 @@ class Site(Executor):
     states: States
     tests: Mapping[int, Examples] = field(default_factory=dict)  # test examples of each client
     public_tensors: Mapping[str, Tensor] | None = None  # tensors that every client was given before the first round
-    # the number of examples that each client agreed to, by its number, whatever its data hold; None: none is told
+    # the agreed number of examples of each client, by client number, whatever its data hold; None: not known here
     sizes: Sequence[int] | Mapping[int, int] | None = None
     key: int = 0  # of a simulation's draws
     noise: str = "counter"  # where noise comes from
@@ -155,7 +155,7 @@ class Site(Executor):
             try:
                 unit = [now.member(k, Terms(**terms), state) for k, terms, state in each]
                 asked.tell(told["number"], now.work(self.task, unit), now.templates)
-            except Exception:  # whatever it is: the parent computes the unit, too, and tells of it
+            except Exception:  # any error: the parent computes the unit again, and reports the error
                 asked.give_up(told["number"])
 
     def _units(self, members: Iterable[Member], down: Tree, cohort: int) -> Iterator[list[Member]]:
@@ -166,7 +166,7 @@ class Site(Executor):
             return ([member] for member in members)
         waiting = iter(members)
         few = list(itertools.islice(waiting, 2))
-        if len(few) < 2:  # nobody to share a call with: the trial of what a stack bears is not worth its time
+        if len(few) < 2:  # no clients to stack: testing whether they can be stacked is not worth its time
             return iter([few] if few else [])
         if self._bears is None:
             self._bears = differences(self.algorithm, self.task, few[0])
@@ -330,7 +330,7 @@ class RoundHere:
         """`apart`: `down` is one client's message only; `adds`: add up the uploads of clients computed in one call."""
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
-        self._compared = False  # an upload with zero: the first one tells of all
+        self._compared = False  # whether an upload was compared with `zero`; comparing the first suffices
         self._uplink = site.algorithm.uplink.at(t, down)
         self._key, self._noise = keys.fold(site.key, "round", t), for_round(site.noise, site.key, t)
         self._shards = site.shards.at(t) if isinstance(site.shards, PreparedShards) else site.shards

@@ -298,7 +298,7 @@ class Ledger:
         """One durable write transaction: it sees all earlier records, and is committed as a whole or not at all."""
         db = self._db
         with self._mutex, refusals(), turnstile(self._place):
-            if identity(self._place) != self._file:  # what is written to the old file now, nobody would ever read
+            if identity(self._place) != self._file:  # what is written to the old file now would never be read
                 raise damaged("its file was moved or replaced")
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -311,7 +311,7 @@ class Ledger:
                 raise
 
     def _append(self, *records: Mapping[str, object]) -> None:
-        # the books stay as they are: they will learn of these records by reading them back
+        # the books are not updated here: they are, when these records are read back
         head = self._books.head
         for sequence, record in enumerate(records, self._books.sequence + 1):
             body = canonical(record).encode()

@@ -75,7 +75,7 @@ def read_database(place: Path) -> sqlite3.Connection:
 
 def _copy(place: Path, into: sqlite3.Connection) -> None:
     journal = Path(f"{place}-wal")
-    while not journal.exists():  # nobody has it open, and not even a lock is touched
+    while not journal.exists():  # no process has it open, and no lock is touched
         stamp = _stamp(place)
         _backup(f"{place.as_uri()}?mode=ro&immutable=1", into)
         if not journal.exists() and stamp == _stamp(place):
@@ -152,7 +152,7 @@ def _create(place: Path, first: tuple[bytes, bytes]) -> None:
         with closing(_connect(f"{draft.as_uri()}?mode=rwc")) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
             _found(connection, first)
-        draft.chmod(0o600)  # it tells what single clients have spent
+        draft.chmod(0o600)  # it shows what single clients have spent
         try:
             os.link(draft, place)  # unlike a rename, a link never replaces a ledger another process has just founded
         except FileExistsError:
@@ -163,7 +163,7 @@ def _create(place: Path, first: tuple[bytes, bytes]) -> None:
 def check_never_there(place: Path) -> None:
     """Refuses to create a ledger where one has been before: files that belonged to it are still there."""
     left = [name for name in (f"{place}-wal", f"{place}-lock", f"{place}.key") if os.path.lexists(name)]
-    if left and not os.path.lexists(place):  # in this order: what is left behind comes after the ledger
+    if left and not os.path.lexists(place):  # tested in this order: these files are created after the ledger
         raise LedgerError(
             f"the ledger {place} is gone: {' and '.join(Path(name).name for name in left)} are still there",
             why="a ledger is never started again from zero: what was spent on it stays spent",

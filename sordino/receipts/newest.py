@@ -121,7 +121,7 @@ def state() -> Path:
     """The user's state folder."""
     try:
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sordino"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home folder
         return Path("/nonexistent")
 
 

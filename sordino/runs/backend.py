@@ -120,7 +120,7 @@ class CandidateSettings(NamedTuple):
     """Settings of [candidates] (public images for the server) that every source takes."""
 
     per_class: Annotated[int, COUNT] = 200
-    network: bool = False  # other machines may be asked
+    network: bool = False  # connections to other machines are allowed
 
 
 class ServerRows(NamedTuple):

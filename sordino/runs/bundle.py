@@ -45,8 +45,8 @@ class InputColumn(Fact):
     kind: Literal["number", "levels", "boolean", "text"]
     range: tuple[float, float] | None = None
     levels: tuple[str, ...] = ()
-    other: str | None = None  # the level that stands for unknown ones
-    missing: str | None = None  # what stands for a gap, as a file spells it; None: a gap is refused
+    other: str | None = None  # the level that unknown values count as
+    missing: str | None = None  # the value that fills a gap, as written in a file; None: a gap is refused
     # of a text: an input for each of its first words, 0 behind the last; where `levels` lists words, 2 for the first
     # of them and 1 for any other word; else 1 + the first 8 bytes of blake2b, little end first, modulo `buckets`
     length: int = 0
@@ -212,7 +212,7 @@ def no_model(folder: Path) -> RunError:
 def _check_sealed(folder: Path) -> None:
     mine = RunFolder(folder)
     names = tuple(file.name for file in (mine.model_file, mine.description_file))
-    newest(mine)  # one that cannot be read is told as such
+    newest(mine)  # an unreadable file is reported as unreadable
     if changed := [line for line in seal.wrong(folder, seal.claimed(folder)) if line.startswith(names)]:
         raise RunError(
             f"the model in {folder} is not the one that the run has written",

@@ -30,7 +30,7 @@ GIVEN = {"model": ("shape", "classes")}  # what the data decide, and no table
 # example values for gates whose guarantee depends on them: a client's examples, their shape, their classes
 SIZE, SHAPE, CLASSES = 100, (28, 28, 1), 10
 KEYS = {"partition": "scheme", "candidates": "source"}  # how a table names its choice, if not by `name`
-_SCHEMAS: dict[str, Any] = {}  # of each type that was asked for
+_SCHEMAS: dict[str, Any] = {}  # schemas already computed, by type
 
 
 @cache

@@ -78,7 +78,7 @@ class Compared:
     enough: list[SmallestFederation]
     timing: str
     simulated: bool
-    delta: float  # that was asked for
+    delta: float  # as requested
 
     @property
     def ratio(self) -> float | None:

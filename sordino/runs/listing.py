@@ -158,7 +158,7 @@ class SiteNow(NamedTuple):
     connected: bool = False
     since: str = ""  # UTC; nothing: it has not come yet
     takes_part: bool = False
-    asked: int = 0  # the last round that it was asked for
+    asked: int = 0  # the last round that was requested of it
     answered: int = 0  # and the last one that it answered
     why: str = ""
 
@@ -204,7 +204,7 @@ def public_events(run: RunFolder) -> list[RunEvent]:
 
 def look(run: RunFolder) -> RunStatus:
     """State, round and score of a run, from what it has written."""
-    alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
+    alive = run.in_use  # tested before reading: a run that ends during the reading is reported as ended next time
     planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
     happened = events(run)
     receipt = None if alive else newest(run, rows)
@@ -229,7 +229,7 @@ def state(
     """
     if alive:
         return "running"
-    if run.environment.clients is not None:  # a site: how many rounds it is asked for is not its decision
+    if run.environment.clients is not None:  # a site: the server decides how many rounds it requests
         said = next((event.event for event in reversed(events) if event.event in ("over", "stopped", "started")), "")
         return {"over": "finished", "stopped": "stopped"}.get(said, "killed")
     if receipt is None:

@@ -47,7 +47,7 @@ class Population:
     """The rows of all clients, and those of the server. Attributes stand in the order in which rows are processed."""
 
     experiment: Experiment
-    data_key: bytes = field(default=b"", repr=False)  # of the digest that stands for the data
+    data_key: bytes = field(default=b"", repr=False)  # key of the digest of the data
     schema: TableSchema | None = None  # of a table that came without the file that the experiment names
 
     @classmethod

@@ -181,7 +181,7 @@ class PhaseHeader:
     folder: str
     place: str  # of the phase
     stage: int
-    tensors: int  # bytes of the public tensors, behind the experiment
+    tensors: int  # bytes of the public tensors, which follow the experiment
     dataset: str  # digest of the rows
     data_key: str  # the key of that digest
 
@@ -313,7 +313,7 @@ class Ranks(Executor):
         self._team.say(json.dumps(asdict(told)).encode(), setup.experiment.toml().encode() + sent)
         self._team.meet(device_of(setup.experiment.engine.device, local_rank()))
         self._share = Share(self._team, simulation, told, tensors)
-        self._owed: deque[int] = deque()  # clients of other ranks whose uploads nobody has taken yet
+        self._owed: deque[int] = deque()  # clients of other ranks whose uploads are not received yet
         self._begun = 0  # what was begun together and is not over: cut off half-way, others wait for what will not come
 
     def __exit__(self, *_: object) -> None:
@@ -364,7 +364,7 @@ class Ranks(Executor):
             self._share.stored(command)
 
     def _tell(self, command: Command, message: bytes = b"") -> None:
-        while self._owed:  # a round was broken off: what they sent of it is nobody's any more
+        while self._owed:  # after an aborted round: drop the uploads that were sent for it
             self._next()
         with self._whole():
             self._team.say(encode_command(command), message)

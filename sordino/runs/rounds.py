@@ -260,7 +260,7 @@ class RunningPhase:
                 outcome = one_round(self.federation, self.at.server, t, execute, self.at.stalled, self._keep(t))
                 self.at, self.seconds = PhaseState(outcome.server, t + 1, outcome.stalled), time.monotonic() - begin
                 yield outcome
-        except BudgetExhausted:  # before anybody was asked, so clients keep what they had after the last round
+        except BudgetExhausted:  # before any client was asked, so client states are those of the last round
             self._save_last()
             raise
         self._save_last()

@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     messages, answers = _private_streams()
     threading.Thread(target=_end_with_server, args=(messages.fileno(),), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
+    with contextlib.suppress(BrokenPipeError):  # the server has ended: there is no one to answer
         try:
             with user_code.blamed():
                 _begin(arguments, messages, answers)

@@ -174,7 +174,7 @@ def _open(name: str) -> Tracker:
         )
     tracker = TRACKERS[name]()
     for variable, value in tracker.quiet.items():
-        os.environ.setdefault(variable, value)  # the user's own word stands
+        os.environ.setdefault(variable, value)  # a value that the user has set is kept
     try:
         importlib.import_module(tracker.needs)
     except Exception as error:
@@ -212,7 +212,7 @@ class _Follower:
             row = {name: value for name, value in numbers(told).items() if name not in kept}
             self.tracker.round(row, step.round)
 
-        if step.setup.policy.secret_cohort:  # how long a round took tells how many were drawn, and trackers keep times
+        if step.setup.policy.secret_cohort:  # a round's duration reveals how many were drawn, and trackers record times
             self.held.append(tell)
         else:
             self._safely(tell)

@@ -53,7 +53,7 @@ from sordino.types import (
     Unit,
 )
 
-# how public rows come beside sealed ones: in one shuffled pile; half of every batch; or so many in every step
+# how public rows are mixed with sealed ones: shuffled together; half of every batch; or a fixed number in every step
 How = Literal["union", "half"] | int
 
 

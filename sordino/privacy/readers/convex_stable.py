@@ -104,7 +104,7 @@ class StableShard(GradientsOnly[ConvexStable]):
 
     def __post_init__(self) -> None:
         work = LocalWork(None, 1, None)
-        self._reader.check(work, self._task)  # again: who opens a shard by hand has not asked
+        self._reader.check(work, self._task)  # again, for a shard that was opened directly
 
     def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]:
         """A single batch, whose gradient sums all steps of the round. A straggler's smaller number of steps is ignored:

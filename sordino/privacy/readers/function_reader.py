@@ -45,9 +45,9 @@ FORK_CANNOT = {
     "code": NO_FORK,
 }
 MOST_IMPORTS = 1000  # names, as many as one message holds; the rest comes with them
-STATUS = 16  # bytes, at most, in which a clean process tells how a fork has ended
+STATUS = 16  # most bytes in which a clean process reports how a fork ended
 Elsewhere = Callable[[Examples], tuple[str, bytes]]  # makes the module and the request of a call from rows
-_CANNOT_FORK = set[str]()  # not empty where a fork of this process has told so
+_CANNOT_FORK = set[str]()  # not empty once a fork of this process has reported that
 # forks, so that none inherits the pipe of another; calls in this process, which share its random generators
 _ONE_AT_A_TIME = threading.Lock()
 _CLEAN: dict[str, _CleanProcess] = {}  # clean processes, by module
@@ -135,7 +135,7 @@ def _in_fresh_process(compute: Callable[[], Params]) -> Params:
     try:
         with os.fdopen(read, "rb") as pipe:
             said = pipe.read()
-    except BaseException:  # such as Ctrl-C: nobody waits for the answer
+    except BaseException:  # such as Ctrl-C: no one waits for the answer
         os.kill(child, signal.SIGKILL)
         raise
     finally:
@@ -216,7 +216,7 @@ def forking(line: socket.socket, compute: Callable[[bytes], Params]) -> None:
     empty_input()
     while True:
         said, ends, _, _ = socket.recv_fds(line, 1 << 20, 1)
-        if not ends:  # whoever asks is gone
+        if not ends:  # the parent has ended
             return
         _import(json.loads(said))
         (end,), parent = ends, os.getpid()

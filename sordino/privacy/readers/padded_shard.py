@@ -144,7 +144,7 @@ class SharedPass:
 
     def __init__(self, task: Task, clients: Mapping[int, Examples], down: Tree) -> None:
         self._task, self._clients = task, clients
-        # only where everybody starts: after a step of its own, each stands somewhere else
+        # only at the broadcast: after a step, each client has weights of its own
         self._start = {id(leaf): leaf._version for leaf in tree.leaves(down)}
         self._down = down  # kept alive as long as its ids are compared
         self._sides: Sides | None = None

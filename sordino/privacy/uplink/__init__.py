@@ -166,7 +166,7 @@ class Uplink(Links):
         total, who = uploads.total, uploads.who
         for stage in () if uploads.noised else private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
-            if used is None and not who:  # every client abstained, in a cohort everybody sees: nobody to protect
+            if used is None and not who:  # a visible cohort in which every client abstained: nothing to protect
                 continue
             assert used is not None, "the plan prices every noise stage before a round"
             total = stage.release(total, bound, used, source)
@@ -224,7 +224,7 @@ class Uplink(Links):
         stages.
         """
         if private(self.client):
-            kept = tree.finite(upload)  # the bound held before the noise; only numbers can be asked for now
+            kept = tree.finite(upload)  # the bound held before the noise; now one can only test that values are finite
         elif math.isfinite(bound.l2):
             order = 1 if bound.l1 <= bound.l2 else 2
             kept = bool(tree.norm(upload, order) <= bound.of(order) * (reach if self.personal else 1.0))

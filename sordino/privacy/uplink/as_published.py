@@ -52,7 +52,7 @@ EACH_ROUND = (
 )
 RAW_MEDIAN = "the median of raw norms is used without noise"
 EXACT = "exact client state is sent beside the update"
-UNHEARD = 1e300  # of a loss that nobody has told yet
+UNHEARD = 1e300  # stands for a loss that is not known yet
 ONE_RECORD = "the noise is sized for one record in a mean over all, not for a client"
 
 

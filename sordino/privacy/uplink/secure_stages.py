@@ -158,7 +158,7 @@ class Encrypted(SecureStage):
         return OPENED if self.keys == "shared" else ""
 
     def least(self, cohort: int, noised: bool = False) -> int:
-        # in a hidden cohort nobody may see that a round was empty: it is played, on noise alone
+        # a hidden cohort must not reveal that a round was empty: the sum is then computed of noise alone
         return self.at_least if self.keys == "authority" else int(not noised)
 
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
