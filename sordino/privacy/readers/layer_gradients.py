@@ -82,8 +82,10 @@ class Positions:
     def __init__(self, a: Tensor, g: Tensor, shape: torch.Size, bias: bool) -> None:
         self.a, self.g, self.shape = a, g, shape  # [n, in, t], [n, out, t]
         self.bias = g.sum(2) if bias else None
-        t, size = a.shape[2], a.shape[1] * g.shape[1]
-        self.each = None if 8 * t * t < size else torch.bmm(g, a.mT)  # [n, out, in]
+        # the gradient of each example, [n, out, in]; None where a and g take less memory even in float64: there it is
+        # also faster to find the norm from them
+        smaller = 2 * a.shape[2] * (a.shape[1] + g.shape[1]) < a.shape[1] * g.shape[1]
+        self.each = None if smaller else torch.bmm(g, a.mT)
 
     def norms(self, order: int) -> dict[str, Tensor]:
         if self.each is not None:

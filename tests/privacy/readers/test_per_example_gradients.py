@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sordino import keys
+from sordino.privacy.readers.layer_gradients import Positions
 from sordino.privacy.readers.per_example_gradients import covered, fast_sum, slow_sum
 from sordino.privacy.uplink.stages import SLACK
 from sordino.tasks.nets import Dropout
@@ -125,11 +126,13 @@ def test_all_ways_agree(net: nn.Module, dtype: torch.dtype, order: int, clip: fl
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_linear_layer_at_many_positions(order: int) -> None:
-    """Linear on [n, t, features], few and many positions against the size of the gradient: both ways of forming it."""
+    """Linear on [n, t, features], few and many positions: both ways of forming the gradient."""
     for t in (2, 12):
-        net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * t, CLASSES))
-        task = task_of(net, (t, 6))
-        agree(task, weights(task, torch.float64), rows(4, (t, 6)), 0.5, order)
+        assert (Positions(torch.ones(1, 12, t), torch.ones(1, 9, t), torch.Size((9, 12)), True).each is None) == (
+            t == 2
+        )
+        task = task_of(nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Flatten(), nn.Linear(9 * t, CLASSES)), (t, 12))
+        agree(task, weights(task, torch.float64), rows(4, (t, 12)), 0.5, order)
 
 
 class Words(nn.Module):
@@ -163,7 +166,7 @@ def test_tables_that_change_themselves_are_not_covered() -> None:
 
 
 def test_a_wide_convolution_forms_no_gradient_per_example() -> None:
-    """4 t^2 < channels: the norm comes from two Gram matrices instead."""
+    """It would be larger than inputs and outputs: the norm comes from two Gram matrices instead."""
     net = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES))
     task = task_of(net, (8, 4, 4))
     for order in (1, 2):

@@ -229,7 +229,7 @@ def network(*layers: nn.Module, shape: tuple[int, ...]) -> Classification:
 NETS: dict[str, tuple[Classification, tuple[int, ...]]] = {
     "linear": (network(nn.Linear(4, 3), shape=(4,)), (4,)),
     "convolution, few positions": (
-        network(nn.Conv2d(6, 8, 2, stride=2), nn.Flatten(), nn.Linear(32, 3), shape=(6, 4, 4)),
+        network(nn.Conv2d(6, 16, 2, stride=2), nn.Flatten(), nn.Linear(64, 3), shape=(6, 4, 4)),
         (6, 4, 4),
     ),
     "convolution, many positions": (
