@@ -52,7 +52,7 @@ class CanaryImages(Canaries):
             return "canaries cannot be placed behind this reader"
         low, high = self.sides
         if bool((low.x == high.x).flatten(1)[:, self.places].any()):
-            return "one value moves no answer: too many are averaged"
+            return "one value changes no response: too many values are averaged"
         return "" if self.owners else "no client has two rows"
 
     @property

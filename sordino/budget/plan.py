@@ -24,7 +24,7 @@ from sordino.budget import Adaptive, Schedule, Uniform, integer_shares, lacks_de
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.types import Offer, Unit
 
-ADAPTS = "as if no release decided how much a later round spends; in any case the whole budget holds, epsilon {:g}"
+ADAPTS = "assumes that no release decides what later rounds spend; epsilon {:g}, the whole budget, holds in any case"
 
 
 @dataclass(frozen=True)

@@ -77,26 +77,26 @@ class Report(NamedTuple):
 HALVES, WHOLE = ("complete",), ("complete", "tensors", "shapes")
 RUNS = (*WHOLE, "runs")
 LAWS: dict[str, Law] = {
-    "complete": Law("it has all its halves, and both gates can be exchanged", complete),
+    "complete": Law("all required methods are there, and reader and uplink are fields", complete),
     "frozen": Law("its parameters are fields and never change", frozen, HALVES),
     "draws nothing": Law("it calls no random generator", draws_nothing),
-    "tensors": Law("what it sends and keeps survives the wire and a checkpoint, bit for bit", tensors, HALVES),
-    "shapes": Law("uploads look like zero, states like init, models like the task's", shapes, (*HALVES, "tensors")),
-    "pure": Law("the same inputs give the same outputs, and stay as they were", pure, WHOLE),
+    "tensors": Law("messages and states are the same bits after serialisation and a checkpoint", tensors, HALVES),
+    "shapes": Law("uploads have the form of zero, states of init, models of the task", shapes, (*HALVES, "tensors")),
+    "pure": Law("equal inputs give equal outputs, and inputs are not changed", pure, WHOLE),
     "sealed": Law("it sees examples through gradients alone", sealed, WHOLE),
-    "blind": Law("other rows behind the same gradients change no upload", blind, (*WHOLE, "sealed")),
-    "absence": Law("a round in which nobody answers does no harm", absence, WHOLE),
-    "linear": Law("a client that answers zeros changes nothing beyond its share", linear, WHOLE),
-    "mean": Law("a method that says `takes_mean` sends changes of the model, of which zeros are none", mean, WHOLE),
-    "statistics": Law("a method that says `carries_statistics` averages what passes moved", statistics, WHOLE),
+    "blind": Law("other rows with the same gradients change no upload", blind, (*WHOLE, "sealed")),
+    "absence": Law("a round without answers leaves a finite model", absence, WHOLE),
+    "linear": Law("a client that uploads zeros has no effect beyond its share of the mean", linear, WHOLE),
+    "mean": Law("a method that declares `takes_mean` uploads changes, and zeros change no model", mean, WHOLE),
+    "statistics": Law("a method that declares `carries_statistics` averages clients' statistics", statistics, WHOLE),
     "runs": Law(f"a federation of 5 clients runs its {ROUNDS} rounds", ends, WHOLE),
     "order": Law("the order of clients changes nothing", order, RUNS),
-    "processes": Law("pooled clients and client processes give the same bytes as one after another", processes, RUNS),
-    "resume": Law("stopped and resumed is uninterrupted, byte for byte", resumes, RUNS),
+    "processes": Law("stacks and client processes give the same bytes as a loop", processes, RUNS),
+    "resume": Law("a stopped and resumed run equals an uninterrupted one, byte for byte", resumes, RUNS),
     "ledger": Law("every round has one published entry", ledger, RUNS),
     "receipt": Law("the receipt verifies and promises no more than the gates", receipt, RUNS),
     "learns": Law("the loss falls on quadratics", learns, WHOLE),
-    "noisy": Law("under a private reader every paid gradient is taken, and epsilon is finite", noisy, RUNS),
+    "noisy": Law("with a private reader, every reserved gradient is read, and epsilon is finite", noisy, RUNS),
 }
 
 

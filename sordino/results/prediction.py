@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from sordino.data.new_rows import NewRows
 
 PERSONALISED = (
-    "in training, every client makes this model its own before it uses it; this is the model that the server hands out"
+    "in training, every client personalises this model before it uses it; this is the model that the server sends out"
 )
 
-KEPT = "a client makes it its own with what it has kept over the rounds, which is in no file of the run"
-TELLS = "what it says tells something of them, and no epsilon covers that"
+KEPT = "a client personalises it with a state kept over the rounds, which is in no file of the run"
+TELLS = "its answers reveal something about them, and no epsilon covers that"
 
 
 @dataclass(frozen=True, eq=False)

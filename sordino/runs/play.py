@@ -41,14 +41,12 @@ from sordino.runs.witness import Witness, needed
 from sordino.tree import Tree
 
 LOST = (
-    "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost "
-    "stays spent"
+    "was cut off after its noise was drawn: a second release would not be paid for, so the round is lost, and its "
+    "cost stays spent"
 )
 
 
-MISSED = (
-    "rounds have left since the copy from which this run goes on: they are lost here, and what they cost stays spent"
-)
+MISSED = "rounds have left since the copy from which this run continues: they are lost here, and their cost stays spent"
 
 
 class Progress(NamedTuple):

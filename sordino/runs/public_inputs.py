@@ -31,19 +31,19 @@ TOKENIZER = "the tokenizer of {} was trained on public text: its tokens show wha
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 TRUSTED = "{} is user code, trusted not to keep or send the data that it sees, and to fail at none of them"
 ALONE = (
-    "each example of {} was made from one record alone: what was computed from several, such as a mean or the largest "
-    "of them, is covered by no noise"
+    "each example of {} was made from one record alone: no noise covers what was computed from several, such as their "
+    "mean or maximum"
 )
-COPIES = "a record of which several examples were made, such as windows or copies, is not protected as a whole"
+COPIES = "a record from which several examples were made, such as windows or copies, is not protected as a whole"
 HOLDERS = "which clients hold an example to train on is public"
 FITS = (
-    "that the run began is public: none does where a row does not fit the schema, where more than a fifth of a "
-    "column's values at one owner are outside it, where a key has more rows than it allows, or where two names of keys "
-    "or clients look alike"
+    "that the run began is public: a run is refused if a row does not fit the schema, if more than a fifth of a "
+    "column's values at one owner are outside it, if a key has more rows than it allows, or if two names of keys or "
+    "clients look alike"
 )
 READS = (
-    "that the run began is public: none does where a row or an image cannot be read or has no declared label, or where "
-    "two names look alike"
+    "that the run began is public: a run is refused if a row or an image cannot be read or has no declared label, or "
+    "if two names look alike"
 )
 WARM = "the initial values of {} are public: the data that they were made from are not accounted for"
 

@@ -34,12 +34,12 @@ from sordino.receipts.newest import noted, place_of, rolled_back
 
 WITHOUT_IT = "put it back; without it the run goes on, and its receipt says that an older copy would not be noticed"
 MISSING = (
-    "when this run went on, the user's state folder knew nothing of it: had an older copy of its ledger been put back "
-    "before, nobody would have noticed"
+    "when this run continued, the user's state folder had no notes about it: an older copy of its ledger, restored "
+    "before that, would not have been noticed"
 )
 UNWRITABLE = (
-    "what left this run could not be noted in the user's state folder: if an older copy of its ledger is put back, "
-    "nobody notices"
+    "the releases of this run could not be noted in the user's state folder: if an older copy of its ledger is "
+    "restored, nobody notices"
 )
 
 

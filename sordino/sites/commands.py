@@ -246,7 +246,7 @@ def join(
             console.print("Nothing was asked of this site, and nothing was spent.")
         console.print(f"What this site has spent is in [bold]{escape(str(asked.folder))}[/bold].")
     if not left.over:
-        shown.print("Stopped: the run goes on. The same command takes part again.")
+        shown.print("Stopped. The run continues without this site; the same command rejoins it.")
         raise typer.Exit(130)
 
 
@@ -291,7 +291,7 @@ def hold_key(
     with patience() as stopped:
         over = hold(options, stopped, _standing(shown), _noting(shown))
     if not over:
-        shown.print("Stopped: the run goes on. The same command holds the key again.")
+        shown.print("Stopped. The run continues without this key holder; the same command restarts it.")
         raise typer.Exit(130)
 
 

@@ -68,9 +68,9 @@ class SignedHead:
         """
         if not self._shown or self.behind is not None:
             raise LedgerError(
-                "this side was started again, and has not been asked to begin",
+                "this side was restarted, and has not received `begin` yet",
                 why="its folder may be an older copy, and only the server knows its last round",
-                fix="ask it to begin, with the newest head that it has signed, then repeat the request",
+                fix="send `begin` with the newest head that it has signed, then repeat the request",
                 code=BEGIN_FIRST,
             )
 

@@ -50,9 +50,9 @@ def statistics(net: nn.Module) -> tuple[str, ...]:
     for path, module in net.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and (name := type(module).__name__) == coupling(module):
             if isinstance(module, nn.SyncBatchNorm):
-                why = "it talks to other processes of its own accord"
+                why = "it communicates with other processes by itself"
             elif not module.track_running_stats:
-                why = "without running statistics what it says of one example depends on those that stand beside it"
+                why = "without running statistics its output for one example depends on the others in the batch"
             elif module.momentum is None:
                 why = "without a momentum it averages over all passes that there ever were, and a run counts none"
             else:

@@ -77,7 +77,7 @@ class RunEvent(Fact):
             "answered": f"{where}: {self.site + ' has ' if self.site else ''}answered",
             "waiting": f"{where} waits: {few}, {self.needed} are needed{gone}{self._remedy}",
             "dropped": f"{where}{why or f': a client of {who} drops out'}",
-            "lost": f"{self.count} rounds had left this site that its folder does not know: lost, and still paid for",
+            "lost": f"{self.count} rounds had left this site that its folder does not know: lost, but charged",
             "missing": f"waits for the {self.site}",
             "declined": f"this site does not do what the server asks{why}",
             "turned away": f"not let in{' as ' + self.site if self.site else ''}{why}{_more(self.more)}",

@@ -227,7 +227,7 @@ def test_true_answers_are_the_coins(unit: str, more: str) -> None:
 def test_a_value_that_moves_no_answer_is_no_canary() -> None:
     made = simulation(*FEW, "algorithm=fedavg", FREE, 'read={name="responses",epsilon=2,side=1,levels=3}')
     pixel = Subject(unit="pixel", neighbours="replace", adversary="server")
-    assert "too many are averaged" in CanaryImages(made, pixel, 40, keys.root(1)).unfit()
+    assert "too many values are averaged" in CanaryImages(made, pixel, 40, keys.root(1)).unfit()
     assert CanaryImages(made, pixel.beside(unit="image"), 40, keys.root(1)).unfit() == ""
 
 

@@ -290,7 +290,7 @@ def test_images_come_from_arrays_and_from_files(digits: Path, tmp_path: Path) ->
     by_place = dict(zip(files.names, files.labels, strict=True))
     assert by_place == {f"{test.y[at]}/{at}.png": label for at, label in enumerate(arrays.labels)}
     assert files.accuracy == np.mean([int(a) == b for a, b in zip(arrays.labels, test.y[:6], strict=True)])
-    assert any("hands out" in note for note in arrays.notes)  # a model that every client makes its own
+    assert any("sends out" in note for note in arrays.notes)  # a model that every client makes its own
     assert code_of(lambda: sordino.predict(digits, test.x[:6].astype(float))) == "rows-do-not-fit"
     Image.new("RGB", (8, 8), (200, 10, 10)).save(tmp_path / "red.png")
     assert code_of(lambda: sordino.predict(digits, tmp_path / "red.png")) == "mixed-pixel-formats"

@@ -37,9 +37,9 @@ from sordino.types import Claim, Examples, Grant, LocalWork, Offer, Params, Read
 PASSED = "a client's rows are passed to a function that is trusted with them"
 NO_FORK = "no-fresh-process"
 FORK_CANNOT = {
-    "what": "torch does not differentiate in a process of its own for each client",
-    "why": "this process has used an accelerator, or has differentiated where it sees one: no fork of it can any more; "
-    "and a clean process has no function and no network of a Python session",
+    "what": "your function cannot compute gradients in a separate process for each client",
+    "why": "this process has used an accelerator, or computed gradients with one present, so forks of it cannot; and a "
+    "clean process does not have the functions and networks of a Python session",
     "fix": "put both into a file (`module:function`), start the run in a new process (`sordino run`), or set "
     'read = {name = "function", process = "shared"}',
     "code": NO_FORK,

@@ -47,9 +47,7 @@ OWN_NORM = (
 ONE_OF_B = "the whole update is treated as a mean of B clipped vectors, so the noise is B times too small"
 NOT_STEPS = "local steps without noise are composed as if each had some, and amplified by sampling that the server sees"
 PER_LAYER = "every layer is charged as if it were the only one"
-EACH_ROUND = (
-    "the scale of a round is the constant one that would have cost the budget by then; the rounds before had less"
-)
+EACH_ROUND = "the noise of a round is what would keep the budget if all rounds until then had had it, but they had less"
 RAW_MEDIAN = "the median of raw norms is used without noise"
 EXACT = "exact client state is sent beside the update"
 UNHEARD = 1e300  # stands for a loss that is not known yet

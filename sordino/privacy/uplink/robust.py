@@ -243,7 +243,7 @@ ROBUST_RULES: tuple[Rule[Links], ...] = (
         lambda links: bool(links.robust) and links.denominator == "expected",
         ConfigError,
         'a robust sum with denominator = "expected"',
-        "it is an estimate of a mean already, and is divided by nothing",
+        "a robust sum already estimates a mean, so it is not divided",
         "leave the denominator out",
         "robust-sum-denominator",
     ),

@@ -364,7 +364,7 @@ RULES: tuple[Rule[Links], ...] = (
         lambda links: any(isinstance(clip, Clip) and clip.personal for clip in _clips(links)[:-1]),
         UnsoundGuarantee,
         "a clip after a personal clip",
-        "everybody would have the same radius again, and the server would take clients with small budgets for cheats",
+        "then all clients have the same radius again, and the server leaves out clients with small budgets as too long",
         "put the personal clip last",
         "clip-behind-personal-clip",
     ),
