@@ -276,7 +276,7 @@ def test_a_holder_that_was_started_again_opens_nothing_before_it_was_shown_what_
         assert code(signer.read(holder.answer(opens))) == "begin-first"
         assert len(told) == (many == 2)
         holder.answer(begin)
-    assert "has not been asked to begin" in told[0]
+    assert "has not received `begin`" in told[0]
     assert begun(played.play, holder) == ""
     assert signer.read(holder.answer(opens)).bodies
 

@@ -340,7 +340,7 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
         ended = between.play()
     assert put == [2]
     assert any("site-2" in note and "has answered 2 rounds" in note for note in between.notes)
-    assert not any("not been asked to begin" in note for note in between.notes)
+    assert not any("has not received `begin`" in note for note in between.notes)
     assert [row.answered for row in ended.metrics] == [5, 5, 4, 4]
     assert verify(between.folder) == []
 
