@@ -38,14 +38,17 @@ def attack(
     attacks: Annotated[
         list[str] | None,
         typer.Option(
-            "--attack", "-a", metavar="NAME", help="Attack to run; repeatable. Default: all that train no whole runs."
+            "--attack",
+            "-a",
+            metavar="NAME",
+            help="Attack to run; repeatable. Default: all except those that train whole runs.",
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the attacks, and attack nothing.")] = False,
     round_: Annotated[int, typer.Option("--round", min=1, help="The round that attackers observe.")] = 1,
     images: Annotated[
         int,
-        typer.Option(min=0, help="Images of each attacked client; few are easier to find. 0: all that it has."),
+        typer.Option(min=0, help="Images of each attacked client; few are easier to attack. 0: all that it has."),
     ] = 4,
     victims: Annotated[int, typer.Option(min=1, help="Number of attacked clients.")] = 2,
     shadows: Annotated[int, typer.Option(min=2, help="Shadow models of LiRA.")] = 8,
@@ -64,7 +67,7 @@ def attack(
 ) -> None:
     """Attack a run, or the run of an experiment, and measure what attackers learn about its data.
 
-    Each attack stands beside a guess without any observation and beside itself on the same run without protection.
+    Each attack is compared with a guess without any observation, and with itself on the same run without protection.
     The result holds images of the training data. Runs with real noise are refused.
     """
     from sordino.attacks.attack import assault, write

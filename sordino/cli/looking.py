@@ -216,7 +216,7 @@ def predict(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict new rows with a trained model: as CSV, the class of each and all probabilities, or the number of each."""
+    """Predict new rows with a trained model. As CSV: each row's class and all probabilities, or its number."""
     from sordino.results.prediction import predict as predicted
 
     found = predicted(run, rows, score, with_code, own, encoding)
@@ -242,7 +242,7 @@ def algorithms(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the algorithms, a line each; of one, its parameters with defaults and meanings."""
+    """List the algorithms; with NAME, explain its parameters and their defaults."""
     from sordino.runs.catalogue import catalogue, of_algorithm
 
     if name is not None:
