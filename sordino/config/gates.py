@@ -76,7 +76,7 @@ def cells(
 def noise_share(
     survivors: int, law: LawName = "gaussian", neighbours: Neighbours = "zero_out", multiplier: float | None = None
 ) -> NoiseShare:
-    """Noise divided among clients under secure aggregation: the shares of `survivors` clients add up to all of it."""
+    """Noise divided among clients under secure aggregation: any `survivors` shares but one add up to all of it."""
     return NoiseShare(LAWS[law], neighbours, multiplier, survivors=survivors)
 
 

@@ -218,10 +218,10 @@ class Aggregated(SecureStage):
 @dataclass(frozen=True)
 class NoiseShare(Noise):
     """One discrete Gaussian noise, added in shares by the clients before a secure sum (Kairouz, Liu and Steinke, ICML
-    2021): each share has 1/survivors of the variance.
+    2021): each share has 1/(survivors - 1) of the variance, since a participant knows its own.
 
-    Guarantees: a decrypted sum has at least the noise of the multiplier in it, if at least `survivors` honest clients
-    stay, which secure aggregation sees to. Proof: the variances of independent parts add up; a sum of discrete
+    Guarantees: an opened sum less any one share has at least the noise of the multiplier in it, if `survivors` honest
+    clients stay, which secure aggregation sees to. Proof: the variances of independent parts add up; a sum of discrete
     Gaussians of at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi divergence is
     that of the continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve of epsilon and delta is not that
     of the continuous one: at SPREAD steps delta is up to 5.5% above, so it is accounted for by Renyi divergence.
@@ -232,8 +232,8 @@ class NoiseShare(Noise):
     @property
     def assumptions(self) -> tuple[str, ...]:
         return (
-            f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody: who knows a "
-            f"share sees less noise",
+            f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody: who knows more "
+            f"than one share sees less noise",
         )
 
     def __post_init__(self) -> None:
@@ -254,10 +254,10 @@ class NoiseShare(Noise):
         multiplier = self.multiplier if self.multiplier is not None else grant.multiplier
         assert multiplier is not None, "the plan prices every noise stage before a round"
         self.check_width(bound, multiplier)
-        return self.release(x, bound, multiplier / math.sqrt(self.survivors), grant.source)
+        return self.release(x, bound, multiplier / math.sqrt(self.survivors - 1), grant.source)
 
     def check_width(self, bound: Bound, multiplier: float) -> None:
-        part = multiplier / math.sqrt(self.survivors)
+        part = multiplier / math.sqrt(self.survivors - 1)
         if part * self.sensitivity(bound) < SPREAD:
             raise UnsoundGuarantee(
                 f"one share of the noise is only {part * self.sensitivity(bound):.2g} steps of the grid",
@@ -268,7 +268,7 @@ class NoiseShare(Noise):
 
     def room(self, bound: Bound, multiplier: float) -> float:
         """The grid steps that one share of the noise may take: twelve of its standard deviations."""
-        return 12 * multiplier / math.sqrt(self.survivors) * self.sensitivity(bound)
+        return 12 * multiplier / math.sqrt(self.survivors - 1) * self.sensitivity(bound)
 
 
 def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:

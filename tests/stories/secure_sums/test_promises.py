@@ -275,17 +275,32 @@ def variance(sums: Sums, survivors: int, began: int, multiplier: float) -> float
     return float(((mean * began * Layout().scale) ** 2).mean()) / whole**2
 
 
-def test_the_shares_of_those_who_stay_are_one_central_noise() -> None:
-    """Exactly as many as must stay: the variance is that of the central noise. More: theirs too."""
+def test_the_shares_of_those_who_stay_but_one_are_one_central_noise() -> None:
+    """Exactly as many as must stay: the variance of all shares but one is that of the central noise. More: theirs too."""
     share = NoiseShare(neighbours="zero_out", survivors=4)
     sums = Sums(Uplink((Clip(1.0), share, Aggregated())))
-    assert variance(sums, 4, 6, WORTH) == pytest.approx(1.0, abs=ODD)
-    assert variance(sums, 6, 6, WORTH) == pytest.approx(6 / 4, abs=6 / 4 * ODD)
+    assert variance(sums, 4, 6, WORTH) == pytest.approx(4 / 3, abs=4 / 3 * ODD)
+    assert variance(sums, 6, 6, WORTH) == pytest.approx(6 / 3, abs=6 / 3 * ODD)
+
+
+@pytest.mark.parametrize("survivors", [2, 3, 20])
+def test_a_participant_who_takes_off_its_own_share_breaks_no_row(survivors: int) -> None:
+    """It sees the noise of the others alone. With shares that add up to the noise only with its own, of two each lost
+    80 times the delta of its row.
+    """
+    delta, share = 1e-5, NoiseShare(neighbours="zero_out", multiplier=WORTH, survivors=survivors)
+    uplink, like = Uplink((Clip(1.0), share, Aggregated())), {"w": torch.zeros(D, dtype=torch.float64)}
+    (claim,) = (one for one in uplink.claims(None, lambda event, _: event) if one.adversary == "participants")
+    printed, steps = best(claim.event, delta, "zero_out").epsilon, uplink.bound(D).l2  # of one client, in the sum
+    drawn = uplink.encode(like, Grant(0, 1, 1, Counter(5)))["w"].double()
+    std = float(drawn.square().mean().sqrt()) * math.sqrt(survivors - 1) * (1 - ODD) / steps
+    lost = norm.sf(printed * std - 0.5 / std) - math.exp(printed) * norm.sf(printed * std + 0.5 / std)
+    assert lost <= delta
 
 
 def test_shares_for_all_who_begin_are_caught() -> None:
     """The broken twin divides by 6, and 4 stay: a third of the noise is missing."""
-    twin = Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=6), Aggregated()))
+    twin = Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=7), Aggregated()))
     object.__setattr__(twin, "client", (*twin.client[:-1], Aggregated(4)))  # past the refusal
     found = variance(Sums(twin), 4, 6, WORTH)
     assert found == pytest.approx(4 / 6, abs=ODD)
