@@ -26,6 +26,7 @@ from sordino.transport.message import Carrier
 from sordino.transport.run_events import OF_NOBODY, OF_OTHERS, RunEvent, What
 
 LOOK = 0.5  # seconds between two looks at who is there
+LONGEST = 5000  # characters of a reason
 FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until there may be one more
 
 
@@ -56,7 +57,11 @@ class EventLog:
             found = self._bounded(event) if event.event in OF_OTHERS else event
             if found is None:
                 return
-            event = found.beside(at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+            # others may have written the reason: a lone surrogate, which JSON can say, would make the log unreadable
+            why = found.why[:LONGEST].encode(errors="replace").decode()
+            event = found.beside(
+                at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"), why=why
+            )
             with contextlib.suppress(OSError):
                 if self.real:
                     append_line(RunFolder(run.private).events_file, json.dumps(event.to_json()), 0o600)

@@ -47,6 +47,17 @@ def test_what_is_written_is_read_again_with_its_time(folder: Path) -> None:
     assert sorted(event.at for event in heard) == [event.at for event in heard]
 
 
+@pytest.mark.parametrize("real", [True, False])
+def test_no_reason_that_another_wrote_makes_the_log_unreadable_or_huge(real: bool, folder: Path) -> None:
+    """A site refuses in a JSON of a mebibyte, which can say half a surrogate; the dashboard showed nothing any more."""
+    log = EventLog(folder, real=real, hidden=False)
+    for why in ("half of a \ud800", "x" * (1 << 20), "whole"):
+        log(SECRET.beside(event="refused", why=why))
+    found = [event.why for event in events(RunFolder(folder))]
+    assert (found[0], found[2]) == ("half of a ?", "whole")
+    assert all(len(one) <= event_log.LONGEST for one in found)
+
+
 def test_many_threads_write_whole_lines(folder: Path) -> None:
     log = EventLog(folder, real=False, hidden=False)
     threads = [threading.Thread(target=lambda i=i: [log(SECRET.beside(round=i)) for _ in range(50)]) for i in range(4)]
