@@ -19,6 +19,7 @@ import torch
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from sordino import tree
 from sordino.engine import wire
 from sordino.engine.commands import Answer, Command, Round
 from sordino.secagg import masks, sealed
@@ -29,6 +30,7 @@ from sordino.sites import serve as serving
 from sordino.transport import message, request_handler
 from sordino.transport.message import Heading, Signer
 from sordino.types import Terms
+from tests.helpers import forged_messages
 
 MODULES = connecting, grpc_line, joining, message, rpc, serving, request_handler, wire  # in which limits stand
 ROOT = Path(__file__).parents[2]
@@ -100,6 +102,18 @@ def test_the_proof_of_a_fetch_is_what_the_page_says() -> None:
     assert f"/{grpc_line.SERVICE}/{grpc_line.ANSWER}" in PAGE
     assert f'"{grpc_line.LATE.decode()}"' in PAGE
     assert f"`{grpc_line.NAME}`" in PAGE
+
+
+def test_the_tensors_of_a_method_have_the_names_of_the_page(tmp_path: Path) -> None:
+    with forged_messages.serving("gaussian_gdp", tmp_path) as server:
+        phase = server.phase
+        assert phase.experiment.model["name"] == "logistic"
+        down = phase.algorithm.broadcast(phase.state("server"))
+        there, back = (
+            [name for name, _ in tree.named(each)] for each in (down, phase.algorithm.zero(phase.task, down))
+        )
+    (told,) = re.findall(r"of `gaussian_gdp` with .*? a broadcast has (.*?), an upload (.*?)\. In", PAGE)
+    assert [re.findall(r"`([\w/.]+)`", names) for names in told] == [there, back]
 
 
 # names and numbers ----------------------------------------------------------------------------------------------------
