@@ -215,7 +215,7 @@ class Membership(Responder, RequestPolicy):
             )
         try:
             safetensors.torch.load(given)
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, KeyError) as error:  # the last for a dtype that torch has not
             raise WireError(
                 "the server's file does not hold tensors", why=str(error)[:200], code="no-tensors"
             ) from None
