@@ -27,7 +27,7 @@ from sordino.receipts import Environment, ReceiptBudget, Spending
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, some_of, spending
 from sordino.report.charts import Axis, Line, LinePoint, Lines, Write, number, percent
-from sordino.results import Curve, Points, curve, stops
+from sordino.results import Curve, Points, curve, rounds_after, stops
 from sordino.results import preparation_facts as preparation
 from sordino.results.findings import AttackResults, TrainedAudit, read_attacks, read_audit
 from sordino.results.preparation_facts import Preparation
@@ -119,7 +119,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     experiment, notes = setup.experiment, [entry.released for entry in entries]
     examples = sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some"
     candidates, delta = preparation.label_of(experiment), experiment.privacy.delta
-    spent_curve = curve(notes, len(public.sizes), delta, where.shares_scores)
+    spent_curve = curve(entries, len(public.sizes), delta, where.shares_scores)
     return RunFacts(
         name=experiment.name,
         lead=(
@@ -192,7 +192,7 @@ def _published_epsilons(entries: Sequence[Entry], budget: ReceiptBudget | None) 
     """
     if budget is None:
         return ()
-    points, at = [], stops(len(entries))
+    points, at, ended = dict[int, float](), stops(len(entries)), rounds_after(entries)
     spent: list[Counter[str]] = [Counter() for _ in budget.granted]
     for t, entry in enumerate(entries, start=1):
         for principal, amount in entry.charges.items():
@@ -201,8 +201,8 @@ def _published_epsilons(entries: Sequence[Entry], budget: ReceiptBudget | None) 
         if t in at:
             most = zip(spent, budget.granted, strict=True)
             shares = [max(total.values(), default=0) / UNIT / limit for total, limit in most]
-            points.append((t, budget.epsilon * max(shares)))
-    return tuple(points)
+            points[ended[t - 1]] = budget.epsilon * max(shares)
+    return tuple(points.items())
 
 
 ROUND = Axis("round")
@@ -298,7 +298,7 @@ def traffic(rows: Sequence[RoundRow]) -> Lines | None:
 def epsilons(facts: RunFacts) -> list[Lines]:
     """Charts of epsilon over rounds: of the proved one and, separately, of the one that a published formula gives,
     which proves nothing."""
-    y = Axis("epsilon", EPSILON, f"ε at δ = {facts.delta:g}", zero=True)
+    y = Axis("epsilon", EPSILON, f"ε at δ = {delta_text(facts.delta)}", zero=True)
     holds = Lines(
         "Epsilon that holds, over rounds",
         f"At delta {delta_text(facts.delta)}, for the client that spent most; one line per unit, change and adversary.",

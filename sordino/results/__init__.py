@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino.accounting.claims import Status, Subject
+from sordino.accounting.composition import simulated
 from sordino.accounting.statement import epsilons
 from sordino.branches import part
 from sordino.errors import extra
-from sordino.ledger.books import EVERYONE
+from sordino.ledger.books import EVERYONE, Entry, Op
 from sordino.metrics import HEADLINES, Headline, PreparedRow, RoundRow
 from sordino.metrics.measures import Metrics, final, headline, last_scored, scores, warnings
 from sordino.receipts import Receipt
 from sordino.receipts.folder import RunFolder, numbers
 from sordino.results.markup import Html, joined, tag
 from sordino.runs.listing import newest, promised
+from sordino.runs.trackers import epsilon_name
 from sordino.user_code import lent
 
 if TYPE_CHECKING:
@@ -111,17 +113,19 @@ class Result:
         """One row per round: accuracy, loss, mean, deviation and worst tenth over clients, bytes, spent share of the
         budget.
 
-        There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY` per finite guarantee, with values after a dozen of the
-        rounds only: each of them is a composition of everything released until then, which may take a second.
+        There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY_STATUS` per finite guarantee, beside their `delta`, with
+        values after a dozen of the rounds only: each of them is a composition of everything released until then, which
+        may take a second.
         """
         rows = frame([numbers(row.to_json()) for row in self.metrics], ["round"], instead="`result.metrics`")
-        notes, shares, population, delta = self._spending
+        entries, shares, population, delta = self._spending
         if shares:
-            rows["spent_share"] = rows["round"].map(dict(enumerate(shares, 1)))
-        for line in curve(notes, population, delta, self._run.environment.shares_scores):
-            name = "_".join(("epsilon", *dict(line.subject).values()))
-            points = rows["round"].map(dict(line.points))
-            rows[name] = rows[name].fillna(points) if name in rows else points
+            rows["spent_share"] = rows["round"].map(dict(zip(rounds_after(entries), shares, strict=True)))
+        repeatable = simulated(entry.released for entry in entries)
+        if lines := curve(entries, population, delta, self._run.environment.shares_scores):
+            rows["delta"] = delta
+        for line in lines:
+            rows[epsilon_name(line, line.status, repeatable)] = rows["round"].map(dict(line.points))
         return rows
 
     @cached_property
@@ -160,9 +164,9 @@ class Result:
         return frame(rows, columns, instead="`result.receipt`")
 
     @cached_property
-    def _spending(self) -> tuple[list[str], list[float], int, float]:
-        """Notes of the ledger, the largest share of a client's budget spent after each round, the number of clients,
-        and delta.
+    def _spending(self) -> tuple[list[Entry], list[float], int, float]:
+        """Entries of the ledger, the largest share of a client's budget spent after each of them, the number of
+        clients, and delta.
         """
         from sordino.receipts.newest import check_run
         from sordino.receipts.receipt import opened
@@ -179,7 +183,7 @@ class Result:
             spent.update({(who, i): part for who, amount in entry.charges.items() for i, part in enumerate(amount)})
             limits = {who: plan.cap if who == EVERYONE else plan.cap_of(int(who)) for who, _ in spent}
             shares.append(max((part / (limits[who] or ())[i] for (who, i), part in spent.items()), default=0.0))
-        return [entry.released for entry in entries], shares, len(federation.sizes), parts.experiment.privacy.delta
+        return entries, shares, len(federation.sizes), parts.experiment.privacy.delta
 
     # what a person sees ---------------------------------------------------------------------------------------------
 
@@ -256,25 +260,35 @@ Points = tuple[tuple[int, float], ...]  # (rounds, epsilon)
 
 
 class Curve(Subject):
-    """Epsilon over rounds for one guarantee, where it is finite."""
+    """Epsilon over rounds for one guarantee, where it is finite. A preparation ends with round 0."""
 
     points: Points
     status: Status
 
 
-def curve(notes: Sequence[str], population: int, delta: float, scored: bool | None = None) -> list[Curve]:
+def curve(entries: Sequence[Entry], population: int, delta: float, scored: bool | None = None) -> list[Curve]:
     """Epsilon over rounds: for each guarantee with a finite epsilon, its value after some of the rounds. `scored`: the
     server gets exact test scores, beside which nothing holds of a client against it.
     """
-    points: dict[Subject, list[tuple[int, float]]] = {}
+    points: dict[Subject, dict[int, float]] = {}
     status: dict[Subject, Status] = {}
+    notes, ended = [entry.released for entry in entries], rounds_after(entries)
     for stop in stops(len(notes)):
         for subject, epsilon, how_far in epsilons(notes[:stop], population, delta):
             if scored and (subject.unit, subject.adversary) == ("client", "server"):
                 continue
-            points.setdefault(subject, []).append((stop, epsilon))
+            points.setdefault(subject, {})[ended[stop - 1]] = epsilon
             status[subject] = how_far
-    return [Curve(**dict(subject), points=tuple(found), status=status[subject]) for subject, found in points.items()]
+    return [
+        Curve(**dict(subject), points=tuple(found.items()), status=status[subject]) for subject, found in points.items()
+    ]
+
+
+def rounds_after(entries: Sequence[Entry]) -> list[int]:
+    """The round that each ledger entry is about, by its name: a preparation has entries too, and a site none for the
+    rounds that it missed. 0: of a preparation.
+    """
+    return [0 if (op := Op.of(entry.op)).phase else op.round + 1 for entry in entries]
 
 
 def stops(rounds: int) -> list[int]:

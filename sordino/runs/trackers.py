@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sordino.accounting.claims import standing
+from sordino.accounting.claims import Status, Subject, standing
 from sordino.accounting.events import Json
 from sordino.errors import ConfigError
 from sordino.receipts import Receipt
@@ -254,9 +254,14 @@ def _promised(receipt: Receipt) -> dict[str, float]:
     for row in receipt.guarantees:
         if row.finite:
             about = "_".join(dict(row.subject).values())
-            status = re.sub(r"\W+", "_", standing(row.status, receipt.simulated)).strip("_")
-            found |= {f"epsilon_{about}_{status}": row.epsilon, f"delta_{about}": row.delta}
+            found |= {epsilon_name(row, row.status, receipt.simulated): row.epsilon, f"delta_{about}": row.delta}
     if (budget := receipt.budget) is not None:
         share = "spent_share_nominal" if budget.nominal(receipt.guarantees) else "spent_share"
         found[share] = budget.spent_share.max
     return found
+
+
+def epsilon_name(row: Subject, status: Status, simulated: bool) -> str:
+    """Name of an epsilon in a table of plain numbers: unit, neighbours, adversary and status are part of it."""
+    said = re.sub(r"\W+", "_", standing(status, simulated)).strip("_")
+    return "_".join(("epsilon", *dict(row.subject).values(), said))

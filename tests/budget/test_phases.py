@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import sordino
 from sordino import config
 from sordino.accounting.accountants import epsilon_by
 from sordino.accounting.claims import UNIT
@@ -42,6 +43,10 @@ def test_a_plan_of_phases_is_what_the_receipt_says(variant: str, tmp_path: Path)
             assert variant == "rigorous_a" or planned[subject] == pytest.approx(epsilon, rel=1e-9)
     assert said["example", "server"] == math.inf if variant == "dp_proto_only" else said["example", "server"] < 8
     assert verify(tmp_path / "run") == []
+    last, delta = sordino.open_run(tmp_path / "run").rounds.iloc[-1], 1e-4
+    shown = {name: value for name, value in last.items() if str(name).startswith("epsilon_")}
+    assert sorted(shown.values()) == pytest.approx(sorted(epsilon for epsilon in said.values() if epsilon < math.inf))
+    assert last["delta"] == delta if shown else "delta" not in last
 
 
 def test_a_phase_spends_its_share_and_no_more(tmp_path: Path) -> None:

@@ -192,4 +192,11 @@ RECEIPTS = [
         "if False and (subject.unit, subject.adversary)",
         "tests/sites/test_most_spent.py::test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client",
     ),
+    one(
+        "rounds of the training are counted from the first of a preparation",
+        "results/__init__.py",
+        "[0 if (op := Op.of(entry.op)).phase else op.round + 1 for entry in entries]",
+        "[t for t, _ in enumerate(entries, 1)]",
+        "tests/results/test_one_run.py::test_an_epsilon_stands_beside_the_round_that_its_ledger_entry_names",
+    ),
 ]

@@ -23,7 +23,7 @@ from sordino.config import Experiment
 from sordino.errors import SordinoError
 from sordino.metrics import RoundRow
 from sordino.receipts.receipt import spending
-from sordino.results import Result, markup
+from sordino.results import Result, curve, markup
 from sordino.runs.listing import promise
 from sordino.runs.simulation import simulated
 
@@ -62,7 +62,12 @@ def wrong(result: Result) -> list[str]:
             found.append(f"clients_{name}")
     last = result.rounds.iloc[-1]
     finite = [row for row in receipt["guarantees"] if row["epsilon"] != "inf"]
-    columns = {f"epsilon_{row['unit']}_{row['neighbours']}_{row['adversary']}": row["epsilon"] for row in finite}
+    columns = {
+        f"epsilon_{row['unit']}_{row['neighbours']}_{row['adversary']}_{row['status']}_simulation": row["epsilon"]
+        for row in finite
+    }
+    if finite and set(result.rounds["delta"]) != {row["delta"] for row in finite}:
+        found.append("delta")
     if {name for name in result.rounds if name.startswith("epsilon")} != set(columns):
         found.append("epsilon columns")
     found += [name for name, value in columns.items() if last[name] != pytest.approx(value)]
@@ -108,11 +113,27 @@ def test_epsilon_grows_with_the_root_of_the_rounds(result: Result) -> None:
     for t, share, epsilon in zip(
         range(1, ROUNDS + 1),
         result.rounds["spent_share"],
-        result.rounds["epsilon_example_replace_server"],
+        result.rounds["epsilon_example_replace_server_proved_simulation"],
         strict=True,
     ):
         assert share == pytest.approx(t / ROUNDS, rel=1e-4)
         assert epsilon == pytest.approx(epsilon_of(mu * math.sqrt(t / ROUNDS), 1e-5), rel=1e-3)
+
+
+def test_an_epsilon_stands_beside_the_round_that_its_ledger_entry_names(result: Result) -> None:
+    """A preparation has entries before the first round, and a site none for the rounds that it missed: counted through,
+    the last round of the training would have the epsilon of an earlier one.
+    """
+    entries, shares, people, delta = result._spending
+    names = ["a.pool/0", "a.pool/1", "a/0", "a/1", "a/4", "a/5"]
+    prepared = [entry._replace(op=name) for entry, name in zip(entries, names, strict=True)]
+    (line, *_), (plain, *_) = curve(prepared, people, delta), curve(entries, people, delta)
+    spent = [epsilon for _, epsilon in plain.points]
+    assert line.points == ((0, spent[1]), (1, spent[2]), (2, spent[3]), (5, spent[4]), (6, spent[5]))
+    other = Result(result.folder)
+    other.__dict__["_spending"] = prepared, shares, people, delta
+    assert other.rounds["spent_share"].iloc[[0, 1, 4, 5]].tolist() == shares[2:]
+    assert other.rounds["spent_share"].iloc[2:4].isna().all()
 
 
 POISSON = {
