@@ -45,7 +45,9 @@ class PrivateFilter(Filter):  # type: ignore[misc]
         self.epsilon, self.delta, self.clip, self.rounds = epsilon, delta, clip, rounds
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        """The noised update, to be sent. Errors are logged at the site; the server learns only that there was one."""
+        """The noised update, to be sent. Of an error the server learns only that there was one, where the site forbids
+        NVFlare to send its log (`allow_log_streaming` in its resources.json).
+        """
         from nvflare.apis.dxo import DXO, DataKind, from_shareable
         from nvflare.apis.fl_constant import ReturnCode
         from nvflare.apis.shareable import make_reply

@@ -281,9 +281,9 @@ class PrivateUplink:
 
 def failed(error: BaseException) -> SordinoError:
     """An error without details, to raise in place of one whose text could leak data; the original is logged on this
-    machine.
+    machine, as a warning, since NVFlare sends its server what a job logs as an error.
     """
-    log.error("a private round failed", exc_info=error)
+    log.warning("a private round failed", exc_info=error)
     return RunError(
         "the round failed at this client",
         why="what went wrong may tell something of its data, so only the client itself is told",

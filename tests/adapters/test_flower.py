@@ -83,6 +83,12 @@ def test_the_text_of_a_failure_stays_at_the_client(tmp_path: Path, caplog: pytes
         assert error.__cause__ is None
         assert error.__suppress_context__
         assert SECRET in caplog.text
+        assert sent_by_nvflare(caplog) == []
+
+
+def sent_by_nvflare(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What a site's error log would have, which NVFlare sends to its server unless the site forbids it."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_client_without_budget_does_not_train(tmp_path: Path) -> None:
@@ -286,6 +292,8 @@ def test_a_site_of_a_whole_experiment_tells_nothing_of_what_fails(
         answer = app.answer(asked, CONTEXT)
         assert [*answer.content] == ["sordino"]
         assert answer.content["sordino"]["sordino"].data == b""
+    assert "this site does not answer" in caplog.text
+    assert sent_by_nvflare(caplog) == []
     with pytest.raises(SordinoError) as failure:
         site_app(**{**terms, "folder": "{unknown}"}).answer(asked, CONTEXT)  # type: ignore[attr-defined]
     assert failure.value.code == "failed-at-client"
