@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.repository.following import DO, Block
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 MADE = ("clinic_net",)  # modules that a notebook writes
+TOLD = {"unit", "neighbours", "adversary", "delta", "status"}  # what belongs to an epsilon
 
 by_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -45,6 +47,20 @@ def test_they_are_kept_clean_and_found() -> None:
         assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if "outputs" in cell)
         assert all(ast.parse(cell).body for cell in code(path))
         assert len({cell["id"] for cell in cells}) == len(cells)
+
+
+def unsaid(cell: str) -> set[str]:
+    """What a table of guarantees that shows epsilon leaves out of what belongs to it."""
+    tables = [set(ast.literal_eval(found)) for found in re.findall(r"\.privacy\[(\[.*?\])\]", cell)]
+    return {name for shown in tables if "epsilon" in shown for name in TOLD - shown}
+
+
+def test_no_epsilon_stands_without_what_belongs_to_it() -> None:
+    """Nor is a bound printed as the nearest number, which may be below it."""
+    assert unsaid('result.privacy[["unit", "adversary", "epsilon", "delta"]]') == {"neighbours", "status"}
+    for path in NOTEBOOKS:
+        assert [(path.name, unsaid(cell)) for cell in code(path) if unsaid(cell)] == []
+        assert not [cell for cell in code(path) if re.search(r"posterior:[ \d]*\.\d%", cell)], path.name
 
 
 def test_a_cell_that_fails_is_noticed() -> None:
