@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from sordino.accounting.facts import delta_text
 from sordino.errors import ConfigError, extra
 from sordino.ledger.files import atomic_write
 from sordino.metrics import HEADLINES, Headline
@@ -109,8 +110,10 @@ def line(i: int) -> PlotLine:
     return {"color": LIGHT[SERIES[i % len(SERIES)]], "linestyle": (0, dash) if dash else "solid"}
 
 
-def draw_lines(charts: Sequence[Lines | None], axes: Axes) -> bool:
-    """Draw the lines of several charts, with their bands, on the same axes; False where there is nothing to draw."""
+def draw_lines(charts: Sequence[Lines | None], axes: Axes, named: bool = False) -> bool:
+    """Draw the lines of several charts, with their bands, on the same axes; False where there is nothing to draw. A
+    single line has no legend, unless it must be `named`.
+    """
     shown = [chart for chart in charts if chart is not None and any(one.points for one in chart.lines)]
     for chart in shown:
         for i, one in enumerate(chart.lines):
@@ -123,7 +126,7 @@ def draw_lines(charts: Sequence[Lines | None], axes: Axes) -> bool:
         if first.x.zero:
             axes.set_xlim(left=0)
         several = sum(bool(one.points) for chart in shown for one in chart.lines) > 1
-        _name(axes, first.x.paper or first.x.label, first.y.paper or first.y.label, legend=several)
+        _name(axes, first.x.paper or first.x.label, first.y.paper or first.y.label, legend=several or named)
     return bool(shown)
 
 
@@ -166,7 +169,7 @@ def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
         colour, y = line(names.index(p.name))["color"], scale * p.score
         bar = None if p.std is None else scale * p.std
         marker = "o" if p.unit == "example" else "s"
-        of_whom = f"{p.name} (per {p.unit}, {p.neighbours}, against {p.by})"
+        of_whom = f"{p.name} (per {p.unit}, {p.neighbours}, against {p.by},\nδ {delta_text(p.delta)}, {p.standing})"
         axes.errorbar([p.epsilon], [y], yerr=bar, fmt=marker, color=colour, label=of_whom)
         if p.nominal_epsilon is not None:
             nominal.append((p.nominal_epsilon, y))
@@ -203,7 +206,7 @@ RUN: Mapping[str, Callable[[RunFacts, Axes], bool]] = {
     SCORE: lambda facts, axes: draw_lines([run_facts.score(facts.model, facts.metrics)], axes),
     f"{SCORE}-bytes": lambda facts, axes: draw_lines([run_facts.score_over_bytes(facts)], axes),
     f"{SCORE}-compute": lambda facts, axes: draw_lines([run_facts.score_over_compute(facts)], axes),
-    "epsilon": lambda facts, axes: draw_lines(run_facts.epsilons(facts), axes),
+    "epsilon": lambda facts, axes: draw_lines(run_facts.epsilons(facts), axes, named=True),
     "traffic": lambda facts, axes: draw_lines([run_facts.traffic(run_facts.whole(facts))], axes),
     "partition": _partition,
 }

@@ -81,6 +81,22 @@ def test_a_run_is_drawn_from_its_facts(folder: Path) -> None:
     assert lines["up, from clients"][-1] == pytest.approx(sum(row.bytes_up for row in facts.metrics) / 1e6)
 
 
+def test_every_epsilon_is_drawn_with_what_belongs_to_it(folder: Path) -> None:
+    """In a paper a figure stands alone: a single line without a legend would be an epsilon of nobody."""
+    place, facts = axes(), gather(folder)
+    (line, *_) = facts.epsilon
+    assert figures.RUN["epsilon"](facts.beside(epsilon=(line.beside(nominal=None),)), place)
+    (named,) = place.get_legend().get_texts()
+    assert named.get_text() == "one example (replace), against anyone: holds (simulation)"
+    assert place.get_ylabel() == "ε at δ = 1e-05"
+    place = axes()
+    assert figures.COMPARISON["score-epsilon"](FACTS, place)
+    told = [text.get_text().replace("\n", " ") for text in place.get_legend().get_texts()]
+    for point in FACTS.points:
+        said = f"{point.name} (per example, zero_out, against anyone, δ 1e-05, {point.standing})"
+        assert said in told
+
+
 def test_a_bubble_has_the_area_of_its_count(folder: Path) -> None:
     facts = gather(folder)
     place = axes()
