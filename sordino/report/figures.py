@@ -6,6 +6,7 @@ Needs the `plots` extra. No global state of matplotlib is changed: a notebook's 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Shown = TypeVar("Shown", RunFacts, ComparisonFacts)
 WIDTH, HEIGHT = 3.4, 2.5  # inches: one column
+COLUMNS = 42  # letters of a legend in it
 STYLE = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -169,7 +171,7 @@ def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
         colour, y = line(names.index(p.name))["color"], scale * p.score
         bar = None if p.std is None else scale * p.std
         marker = "o" if p.unit == "example" else "s"
-        of_whom = f"{p.name} (per {p.unit}, {p.neighbours}, against {p.by},\nδ {delta_text(p.delta)}, {p.standing})"
+        of_whom = f"{p.name} (per {p.unit}, {p.neighbours}, against {p.by}, δ {delta_text(p.delta)}, {p.standing})"
         axes.errorbar([p.epsilon], [y], yerr=bar, fmt=marker, color=colour, label=of_whom)
         if p.nominal_epsilon is not None:
             nominal.append((p.nominal_epsilon, y))
@@ -198,7 +200,8 @@ def _name(axes: Axes, x: str, y: str, legend: bool = True) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if legend and axes.get_legend_handles_labels()[0]:
-        axes.legend()
+        for text in axes.legend().get_texts():  # what is cut off at the margin could be the status of an epsilon
+            text.set_text(textwrap.fill(text.get_text(), COLUMNS, break_long_words=False, break_on_hyphens=False))
 
 
 SCORE = "score"  # of a figure's name: the measure of the runs

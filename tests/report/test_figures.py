@@ -68,6 +68,10 @@ def drawn(draw: Any, facts: Any) -> dict[str, list[float]]:
     return {line.get_label(): list(line.get_ydata()) for line in place.get_lines()}
 
 
+def legend(place: Any) -> list[str]:
+    return [text.get_text().replace("\n", " ") for text in place.get_legend().get_texts()]
+
+
 def test_a_run_is_drawn_from_its_facts(folder: Path) -> None:
     facts = gather(folder)
     lines = drawn(figures.RUN["score"], facts)
@@ -86,15 +90,33 @@ def test_every_epsilon_is_drawn_with_what_belongs_to_it(folder: Path) -> None:
     place, facts = axes(), gather(folder)
     (line, *_) = facts.epsilon
     assert figures.RUN["epsilon"](facts.beside(epsilon=(line.beside(nominal=None),)), place)
-    (named,) = place.get_legend().get_texts()
-    assert named.get_text() == "one example (replace), against anyone: holds (simulation)"
+    assert legend(place) == ["one example (replace), against anyone: holds (simulation)"]
     assert place.get_ylabel() == "ε at δ = 1e-05"
     place = axes()
     assert figures.COMPARISON["score-epsilon"](FACTS, place)
-    told = [text.get_text().replace("\n", " ") for text in place.get_legend().get_texts()]
     for point in FACTS.points:
-        said = f"{point.name} (per example, zero_out, against anyone, δ 1e-05, {point.standing})"
-        assert said in told
+        assert f"{point.name} (per example, zero_out, against anyone, δ 1e-05, {point.standing})" in legend(place)
+
+
+def test_no_margin_cuts_off_the_status_of_an_epsilon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    inside: list[bool] = []
+
+    def kept(figure: Any, *_: object, **__: object) -> None:
+        (place,) = figure.axes
+        figure.canvas.draw()
+        if shown := place.get_legend():
+            box, whole = shown.get_window_extent(), figure.bbox
+            inside.append(box.x0 >= 0 and box.x1 <= whole.x1 and place.bbox.width > whole.width / 2)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
+    facts = gather(folder)
+    (line, *_) = facts.epsilon
+    figures.of_run(facts.beside(epsilon=(line.beside(by="participants and the public"),)), folder / "kept")
+    figures.of_comparison(FACTS, folder / "kept", "svg")
+    assert len(inside) > 4
+    assert all(inside)
 
 
 def test_a_bubble_has_the_area_of_its_count(folder: Path) -> None:
