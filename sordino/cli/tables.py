@@ -268,4 +268,4 @@ def spent_cells(row: OfClient) -> list[str]:
 
 @lru_cache
 def _amounts(parts: tuple[float, ...]) -> str:
-    return ", ".join(f"{part:.4g}" for part in parts)
+    return ", ".join(epsilon_text(part, 4) for part in parts)  # in some currencies a part is an epsilon

@@ -20,6 +20,7 @@ from shlex import quote
 from sordino.errors import LedgerError, damaged
 from sordino.ledger import storage
 from sordino.planning import Agreement
+from sordino.receipts import Receipt
 from sordino.receipts.folder import FROM_A_COPY, RunFolder
 from sordino.receipts.seal import claimed, digest
 
@@ -48,6 +49,11 @@ def is_newest(run: RunFolder) -> bool:
         f"`sordino privacy spent {quote(str(folder))}` what the ledger itself tells",
         code="receipt-does-not-hold",
     )
+
+
+def trained(receipt: Receipt) -> int:
+    """How many rounds of the training a receipt is about; `rounds` counts those of a preparation, too."""
+    return receipt.phases[-1].releases if receipt.phases else receipt.rounds
 
 
 RESERVED = "SELECT body FROM record WHERE instr(body, ?)"

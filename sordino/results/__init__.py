@@ -92,7 +92,7 @@ class Result:
         """The strongest guarantee in a line: epsilon, unit, neighbours, adversary, delta and status, marked where it is
         of a simulation.
         """
-        found = newest(self._run)
+        found = newest(self._run, self.metrics)
         return "no receipt yet: the run is not finished" if found is None else promised(found)
 
     @property

@@ -47,6 +47,7 @@ PERSONALISED = (
 
 KEPT = "a client personalises it with a state kept over the rounds, which is in no file of the run"
 TELLS = "its answers reveal something about them, and no epsilon covers that"
+EXACT = "the score is an exact answer about these rows, and no epsilon covers it, even if they were trained on"
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +222,7 @@ def predict(
         notes: tuple[str, ...] = (PERSONALISED,) if bundle.personalised else ()
         if own is not None:
             model, notes = _own_model(bundle, problem, task, own, encoding)
-        notes = (*notes, *found.remarks)
+        notes = (*notes, *found.remarks, *[EXACT] * score)
         x = torch.from_numpy(found.x)
         told = isinstance(task, LanguageModel)  # of a text no answer is known but how likely it is
         answers = task.score(model.params, Examples(x, x))["loss"] if told else model.answers(x)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sordino.cli.tables import spent_cells
 from sordino.planning.calculator import ask, asked
+from sordino.receipts import OfClient
 from tests.helpers.command_line import Said
 
 
@@ -101,6 +103,7 @@ def test_the_tables_fit(
         (("--rounds", "10"), 2, "one-direction"),
         (("--noise-multiplier", "-1"), 4, "noise-not-positive"),
         (("--noise-multiplier", "0.001"), 4, "noise-buys-nothing"),
+        (("--epsilon", "1e-9", "--delta", "1e-99", "--unit", "example"), 4, "budget-below-unit"),
         (("rounds=3", "--epsilon", "1"), 2, "two-questions"),
         (("nowhere.toml",), 2, "no-file"),
         (("rounds=0",), 2, "out-of-range"),
@@ -115,3 +118,11 @@ def test_an_impossible_plan_is_refused(
     assert name in said.err
     assert "Traceback" not in said.err
     assert said.out == ""
+
+
+def test_what_a_client_has_spent_is_never_shown_as_less() -> None:
+    """In the currency of Laplace noise it is an epsilon."""
+    row = OfClient(
+        client=0, examples=1, participations=1, planned=1, spent=(1.00004,), granted=(2.0, 3.50001), epsilon=2.0
+    )
+    assert spent_cells(row)[-2:] == ["1.001", "2, 3.501"]

@@ -199,4 +199,12 @@ RECEIPTS = [
         "[t for t, _ in enumerate(entries, 1)]",
         "tests/results/test_one_run.py::test_an_epsilon_stands_beside_the_round_that_its_ledger_entry_names",
     ),
+    one(
+        "rounds of a preparation make an old receipt look like the newest",
+        "runs/listing.py",
+        "if trained(found) < len(rows)",
+        "if found.rounds < len(rows)",
+        "tests/receipts/test_run_folders.py"
+        "::test_without_its_ledger_a_receipt_of_an_earlier_stop_is_known_by_its_rounds",
+    ),
 ]

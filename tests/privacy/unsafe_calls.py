@@ -223,6 +223,9 @@ CALLS: dict[str, Call] = {
     "planning from more noise than delta takes": Call(
         "noise-buys-nothing", lambda: calculator.ask(noise_multiplier=1e7, cohort=1000)
     ),
+    "planning from less than a ledger counts": Call(
+        "budget-below-unit", lambda: calculator.asked(calculator.Question(1e-9, 1e-99, "example", 10, 2, 5))
+    ),
     "planning in both directions": Call("one-direction", lambda: calculator.ask(epsilon=1.0, noise_multiplier=1.0)),
     "planning in no direction": Call("one-direction", lambda: calculator.ask(rounds=5)),
     "planning a cohort larger than the federation": Call(

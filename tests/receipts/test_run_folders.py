@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sordino import run
+from sordino import open_run, run
+from sordino.accounting.statement import OfPhase
 from sordino.errors import LedgerError, RunError
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.newest import trained
+from sordino.runs import listing
 from sordino.runs.run import resume, start
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
@@ -161,3 +164,21 @@ def test_a_damaged_checkpoint_is_refused_and_stepped_over_on_request(tmp_path: P
     assert "--fallback" in refused.value.fix
     resume(cut.folder, fallback=True)
     assert differences(trace(whole.folder), trace(cut.folder)) == []
+
+
+def test_without_its_ledger_a_receipt_of_an_earlier_stop_is_known_by_its_rounds(tmp_path: Path) -> None:
+    """Those of a preparation, which a receipt counts too, are no rounds of the training."""
+    ended, mine = start(BY_NAME["gaussian_gdp"].experiment(rounds=3), tmp_path / "run"), RunFolder(tmp_path / "run")
+    for one in tmp_path.glob("run/ledger.sqlite*"):
+        one.unlink()
+    for before in (0, 5):
+        for done in (3, 2):
+            phases = [
+                OfPhase(phase=name, releases=n, guarantees=()) for name, n in (("ask", before), ("training", done))
+            ]
+            told = ended.receipt.beside(rounds=before + done, phases=tuple(phases) if before else ())
+            mine.receipt_file.write_text(json.dumps(told.to_json()))
+            shown = [listing.listed(tmp_path)[0].promise, listing.look(mine).promise]
+            assert ["ε" in said for said in shown] == [done == 3] * 2
+            assert open_run(mine.path).promise.startswith("ε" if done == 3 else "no receipt yet")
+            assert trained(told) == done

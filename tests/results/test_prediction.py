@@ -20,6 +20,7 @@ from sordino import keys, user_code
 from sordino.data.dataset import apart
 from sordino.errors import ConfigError, DataError, RunError, SordinoError
 from sordino.receipts.verify import examine, verify
+from sordino.results.prediction import EXACT
 from sordino.runs.simulation import simulated
 from tests.data.tables import DECLARED, Row, saved, table
 from tests.helpers.command_line import Said
@@ -99,6 +100,8 @@ def code_of(call: Callable[[], object]) -> str:
 def test_the_bundle_is_as_good_as_the_run_has_measured(clinic: Path, tmp_path: Path) -> None:
     tests = saved(tmp_path, held_back(rows_of()))
     found = sordino.predict(clinic / "run", tests, score=True, with_code=True)
+    assert EXACT in found.notes
+    assert EXACT not in sordino.predict(clinic / "run", tests, with_code=True).notes
     assert found.accuracy == sordino.open_run(clinic / "run").accuracy
     assert set(found.labels) <= {"well", "ill", "worse"}
 
