@@ -205,7 +205,7 @@ class SecureSum:
         if noise is not None and (used := noise.multiplier or now.central) is not None:
             if isinstance(noise, NoiseShare):
                 check_room(self._grid.layout, len(cohort), noise.room(bound, used))
-            elif private(uplink.server) and isinstance(self._secure, Encrypted):
+            elif private(uplink.server):
                 own = flat(noise.release(like, bound, used, source))
         published = uplink.per_coordinate
         if published is not None and not published.flagged and cohort and isinstance(self._secure, Encrypted):

@@ -356,6 +356,8 @@ def check_secure(
             check_room(grid.layout, most, noise.room(bound, max(multipliers)))
         elif isinstance(secure, Encrypted):
             secure.sums.check(secure, grid.layout, most, noise.room(bound, max(multipliers)))
+        elif secure is not None and uplink.central:
+            check_room(grid.layout, most, noise.room(bound, max(multipliers)) / most)
     if secure is None:
         return
     if cohort.hidden and uplink.central:

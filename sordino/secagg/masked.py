@@ -84,9 +84,17 @@ class MaskedWords:
     def words(self, values: Ints) -> Ints:
         return values + self._top // 2
 
-    def integers(self, words: NDArray[np.uint64], count: int) -> Ints:
-        """Signed integers of the sum of `count` uploads, from its words."""
-        return words.astype(np.int64) - count * (self._top // 2)
+    def integers(self, words: NDArray[np.uint64], count: int, noise: Ints | None = None) -> Ints:
+        """Signed integers of the sum of `count` uploads, from its words, with the server's noise. It is added to the
+        words, modulo 2^width: after them it would not hide on which side of their end the sum is, to which a client
+        that knows all others' words can bring it.
+        """
+        half = 1 << (self.layout.width - 1)
+        total = words + np.uint64((half - count * (self._top // 2)) % 2**64)
+        if noise is not None:
+            total += noise.astype(np.int64).view(np.uint64)
+        total &= np.uint64(2 * half - 1)
+        return (total - np.uint64(half)).view(np.int64)
 
     @property
     def too_few(self) -> str:
@@ -118,12 +126,23 @@ class Masks:
 
         # all halves are played here on one model: what tells it apart from others is the run and the round
         model = hashlib.sha256(f"{self._run}/{t}".encode()).digest()
-        found = self.open(t, len(cohort), size, model, lambda session: ClientsHere(session, cohort, words(), watch))
+        found = self.open(
+            t, len(cohort), size, model, lambda session: ClientsHere(session, cohort, words(), watch), noise
+        )
         return found._replace(seconds=watch.seconds | found.seconds, saturated=beyond)
 
-    def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]) -> OpenedSum:
+    def open(
+        self,
+        t: int,
+        among: int,
+        size: int,
+        model: bytes,
+        clients: Callable[[Session], TakeStep],
+        noise: Ints | None = None,
+    ) -> OpenedSum:
         """Runs all steps of secure aggregation for round t and returns the unmasked sum, wherever its clients are;
-        `model`: digest of the broadcast. An aborted round gives no sum, and none of its messages is used.
+        `model`: digest of the broadcast; `noise`: integers that the server adds. An aborted round gives no sum, and
+        none of its messages is used.
         """
         nothing, watch = OpenedSum(np.zeros(size, np.int64), [], 0, 0, {}, None), Stopwatch()
         masked = MaskedWords(self._stage, self._layout, among)
@@ -137,7 +156,9 @@ class Masks:
         except (SecAggAborted, IntegrityError) as error:
             found = nothing._replace(aborted=f"{error.what}: {error.why}")
         else:
-            found = nothing._replace(total=masked.integers(words, len(who)), who=sorted(who), seconds=watch.seconds)
+            found = nothing._replace(
+                total=masked.integers(words, len(who), noise), who=sorted(who), seconds=watch.seconds
+            )
         sent = server.sent.values()
         return found._replace(bytes_up=sum(sent), payload=max(sent, default=0))
 

@@ -138,13 +138,12 @@ class MaskedSum(SumAtSites):
         self._there: dict[str, list[int]] = {}  # who has taken every step until now, by site
 
     def open(self, noise: Ints | None) -> OpenedSum:
-        assert noise is None  # under masks the server adds its noise to the sum that it opens
         uplink, run = self._sites.algorithm.uplink, self._sites.header(self._t).run
         assert isinstance(uplink.secure, Aggregated)
         assert uplink.grid is not None
         masks = uplink.secure.sums.channel(uplink.secure, uplink.grid.layout, run)
         model = hashlib.sha256(self._message).digest()
-        found = masks.open(self._t, len(self._terms), self._size, model, lambda session: self._take_step)
+        found = masks.open(self._t, len(self._terms), self._size, model, lambda session: self._take_step, noise)
         self._sites.have_answered(self._t, found.who)
         return found
 

@@ -340,6 +340,14 @@ SUMS = [
         "tests/stories/secure_sums/test_promises.py::test_what_each_adversary_is_promised[server-bfv, shared]",
     ),
     one(
+        "noise that is added to a masked sum after it was opened",
+        "engine/executor.py",
+        "elif private(uplink.server):",
+        "elif private(uplink.server) and isinstance(self._secure, Encrypted):",
+        "tests/stories/secure_sums/test_promises.py"
+        "::test_no_client_brings_a_masked_sum_to_where_another_decides_about_all_of_it",
+    ),
+    one(
         "a participant's own share counts as noise against it",
         "privacy/uplink/secure_stages.py",
         "return self.release(x, bound, multiplier / math.sqrt(self.survivors - 1), grant.source)",

@@ -68,10 +68,12 @@ class Channel(Protocol):
 class MaskedChannel(Channel, Protocol):
     """Secure sum by masks that cancel, whose clients may be at sites."""
 
-    def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep]) -> OpenedSum:
+    def open(
+        self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep], noise: Ints | None
+    ) -> OpenedSum:
         """Runs the protocol of round t, which `among` clients began, and returns the unmasked sum. `size`: integers of
         an upload; `model`: digest of the broadcast; `clients`: makes, for a session of the protocol, the function that
-        runs its steps.
+        runs its steps; `noise`: integers that the server adds.
         """
         ...
 

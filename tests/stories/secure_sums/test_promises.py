@@ -43,6 +43,7 @@ from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.sampling import PoissonSample
+from sordino.secagg.mask_protocol import Participant
 from sordino.types import Grant
 from tests.stories.secure_sums.sums import CLIP, NOISE, PROBED, SHARE, SHARES, Sums, Table, Watched, made
 
@@ -335,6 +336,31 @@ def test_laplace_noise_for_coordinates_is_one_noise(stage: SecureStage) -> None:
         summed, _ = SecureSum(uplink, "run")(now, given, None, [1.0] * 3, uplink, zero, Counter(2))
         assert summed.noised
         assert float(summed.total["w"].abs().double().mean()) > 0
+
+
+def test_no_client_brings_a_masked_sum_to_where_another_decides_about_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One client knows all uploads and sends what nobody can check: the sum is the largest that its words hold. One
+    step more of another client is then the smallest sum: 100 deviations of noise that is added behind the words.
+    """
+    layout, steps, noise = Layout(), 1 << 20, gates.noise(neighbours="zero_out", multiplier=5.0)
+    uplink, zero = Uplink((Clip(1.0), Aggregated(2)), (noise,)), {"w": torch.zeros(D, dtype=torch.float64)}
+
+    def unguarded(self: Participant, words: Any) -> Any:
+        return np.append(words, 1).astype(np.uint32)
+
+    monkeypatch.setattr(Participant, "_guarded", unguarded)
+    below = []
+    for mine in (0, steps):
+        given = enumerate([mine, 0, (1 << layout.width - 1) - 1])
+        uploads = ((k, {"w": torch.full((D,), value)}) for k, value in given)
+        now = OpenRound(0, None, granted=[0, 1, 2])
+        summed, _ = SecureSum(uplink, "run")(now, uploads, None, [1.0] * 3, uplink, zero, Counter(2))
+        assert len(summed.who) == 3
+        seen = uplink.receive(summed, zero, [1.0] * 3, 3.0, None, Counter(2)).mean["w"]
+        below.append(float((seen < 0).double().mean()))
+    assert abs(below[0] - below[1]) <= steps / (5.0 * layout.scale)  # not 0 or 1, which tells the two apart for sure
 
 
 def test_all_shares_of_a_round_have_one_multiplier() -> None:
