@@ -306,19 +306,18 @@ class Accounts:
         return [(clients, list(claims)) for claims, clients in groups.items()]
 
     def _claims(self, now: OpenRound, client: int, multiplier: float | None) -> list[Claim]:
-        read, uplink, size = self.algorithm.read, self.algorithm.uplink, self.sizes[client]
-        reads = max(1, read.reads(self.algorithm.work, size))
+        read, uplink, work, size = self.algorithm.read, self.algorithm.uplink, self.algorithm.work, self.sizes[client]
         # one noise for all who are in a sum, or every client's share of it
         sums = math.ceil(self.cohort.expected(self.population)) if uplink.shared else 1
-        sent = uplink.claims(multiplier, self._amplifies(now, client))
+        sent, held = uplink.claims(multiplier, self._amplifies(now, client)), read.claims(work, size, multiplier)
         if self.only is not None:  # a site's books believe the server nothing
             sent = list(map(uplink.trusted, sent))
         return [
-            *(self._held(claim, reads, read) for claim in read.claims(self.algorithm.work, size, multiplier)),
-            *(self._held(claim, sums, uplink) for claim in sent),
+            *(self._held(claim, max(1, read.reads(work, size)) * TABLE_ERROR, read) for claim in held),
+            *(self._held(claim, sums * uplink.error, uplink) for claim in sent),
         ]
 
-    def _held(self, claim: Claim, draws: int, gate: Reader | Uplink) -> Claim:
+    def _held(self, claim: Claim, error: float, gate: Reader | Uplink) -> Claim:
         """The claim adjusted to these data and this noise: void if preprocessing read private rows, conditional if user
         code is involved, with a `drift` if real noise is inexact."""
         if not claim.finite:
@@ -330,7 +329,7 @@ class Accounts:
         stated = map(STATES.format, dict.fromkeys(user_code.parts(gate)))
         claim = claim.resting_on(*stated, *self.plan.conditions(claim.unit))
         inexact = self.policy.real and draws_afresh(claim.event)
-        return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
+        return claim.beside(drift=error * self.coordinates) if inexact else claim
 
     def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
         """Function (event, adversary) -> event: amplification by hidden Poisson sampling at the client's own rate, or

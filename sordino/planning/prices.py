@@ -68,8 +68,8 @@ class PriceRequest:
         """Bound on how far a client's real noise deviates from its ideal law, in total variation over all rounds."""
         several = math.ceil(self.cohort.expected(len(self.sizes))) if self.algorithm.uplink.shared else 1
         offer, _ = self.asks
-        draws = several if offer.subject.unit == "client" else max(self.reads)
-        return max(self.participations) * draws * self.coordinates * TABLE_ERROR
+        sent, read = several * self.algorithm.uplink.error, max(self.reads) * TABLE_ERROR
+        return max(self.participations) * (sent if offer.subject.unit == "client" else read) * self.coordinates
 
     @property
     def asks(self) -> tuple[Offer, int]:

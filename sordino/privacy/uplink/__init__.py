@@ -82,6 +82,11 @@ class Uplink(Links):
         """True where the server may read the sum of uploads and no single one: behind such noise, or encryption."""
         return self.hides_each or any(stage.aggregate_only for stage in self.client)
 
+    @property
+    def error(self) -> float:
+        """Bound on how far real noise on one coordinate deviates from its ideal law, in total variation."""
+        return max((s.error for s in (*self.client, *self.server) if isinstance(s, Noise)), default=Noise.error)
+
     # what changes from round to round ---------------------------------------------------------------------------------
 
     @property

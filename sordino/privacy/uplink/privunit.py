@@ -9,8 +9,8 @@ Guarantees: epsilon, pure, for any two inputs. Proof: the density is p / cap on 
 cap being the cap's part of the sphere, and the quotient of the two is e^epsilon. That is a proof about real numbers.
 Here V is computed in float64 and released in steps of STEP / sqrt(d), so that the low bits do not reveal v; rounding
 errors change a step with a probability below FLOAT_ERROR per coordinate, which costs (1 + e^epsilon) times as much of
-delta; the statement names it, and no row counts it. The noise is drawn
-from 64-bit words and not by `Source.gaussian`, whose own grid would remain visible through a rotation.
+delta; with real noise every row counts it. The noise is drawn from 64-bit words and not by `Source.gaussian`, whose own
+grid would remain visible through a rotation.
 
 As a noise stage: epsilon = 1/multiplier for everything a client holds, against everybody: the length of an update is
 never sent, and an update of length 0 has a random direction. The expected answer is the clip radius times the
@@ -154,6 +154,7 @@ class OneDirection(Noise):
     """
 
     mechanism: PureDirection = PureDirection()  # type: ignore[assignment]
+    error: ClassVar[float] = FLOAT_ERROR
 
     def std(self, bound: Bound, multiplier: float, coordinates: int) -> float:
         self.sensitivity(bound)
@@ -165,8 +166,3 @@ class OneDirection(Noise):
         cap = parameters(len(flat), 1 / (multiplier * self.louder))
         answer = privunit(flat, cap, source.child("direction")).reshape(-1)
         return tree.unflat(bound.l2 * answer, tree.map(lambda leaf: leaf.double(), x))
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        changed = "floating-point arithmetic changes an answer with a probability of at most {:g} for each coordinate"
-        return (f"{changed.format(FLOAT_ERROR)} of an upload; delta does not count it",)

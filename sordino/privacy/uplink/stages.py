@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
@@ -18,6 +18,7 @@ from sordino.accounting.claims import check_neighbours
 from sordino.accounting.events import check_multiplier
 from sordino.errors import ConfigError, Range, UnsoundGuarantee, WireError, check_range
 from sordino.privacy.noise import GaussianNoise, IntegerNoiseLaw, NoiseLaw
+from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params, Tensor
 
@@ -174,6 +175,7 @@ class Noise(Stage):
     neighbours: Neighbours = "replace"
     multiplier: float | None = None  # None: the plan decides from the budget
     louder: float = 1.0  # than the multiplier says, and accounted for as it is: a published unit mismatch
+    error: ClassVar[float] = TABLE_ERROR  # of real noise on one coordinate, in total variation
 
     def __post_init__(self) -> None:
         check_neighbours(self.neighbours)

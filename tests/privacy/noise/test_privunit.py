@@ -16,10 +16,22 @@ from numpy.typing import NDArray
 from scipy import integrate, special, stats
 from torch import Tensor
 
+from sordino.accounting.composition import claims_in
+from sordino.accounting.statement import lacking
 from sordino.config import validate
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.privacy.noise.sources import Counter, SystemNoise
-from sordino.privacy.uplink.privunit import MOST, STEP, PureDirection, SphereCap, cap_at, parameters, privunit
+from sordino.privacy.uplink.privunit import (
+    FLOAT_ERROR,
+    MOST,
+    STEP,
+    PureDirection,
+    SphereCap,
+    cap_at,
+    parameters,
+    privunit,
+)
+from sordino.receipts.receipt import opened
 from sordino.runs.run import start
 
 D, DRAWS = 20, 400_000
@@ -258,3 +270,31 @@ def test_a_sphere_needs_two_dimensions(dimension: int) -> None:
     with pytest.raises(ConfigError, match=f"dimension of PrivUnit is {dimension}") as refusal:
         parameters(dimension, 1.0)
     assert refusal.value.code == "privunit-dimension"
+
+
+def test_what_arithmetic_changes_is_part_of_delta(tmp_path: Path) -> None:
+    """In a real run: at an epsilon of 8 it is more than all of delta, though each coordinate adds little."""
+    stages = {"client": [{"name": "clip", "radius": 0.5}, {"name": "privunit"}]}
+    experiment = {
+        "rounds": 2,
+        "data": {"source": "digits"},
+        "partition": {"scheme": "iid", "clients": 2},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedavg"},
+        "uplink": stages,
+        "privacy": {"epsilon": 2.0, "delta": 1e-5, "noise": "system"},
+    }
+    made = start(validate(experiment), tmp_path / "run").receipt
+    rows = [row for row in made.guarantees if row.unit == "client"]
+    setup, books = opened(tmp_path / "run")
+    (told,) = {claim.drift for entry in books.entries() for one in entry.told.releases for claim in claims_in(one)} - {
+        0.0
+    }
+    books.ledger.close()
+    assert told == pytest.approx(setup.coordinates * FLOAT_ERROR)
+    assert {(row.delta, row.status) for row in rows} == {(1e-5, "proved")}
+    loud = {**experiment, "privacy": {"epsilon": 8.0, "delta": 1e-5, "noise": "system"}}
+    assert lacking(8.0, 2 * told) > 1e-5
+    with pytest.raises(UnsoundGuarantee) as refusal:
+        start(validate(loud), tmp_path / "loud")
+    assert refusal.value.code == "noise-lacks-delta"
