@@ -335,9 +335,16 @@ SUMS = [
     one(
         "what lattices leave of single uploads is hidden from who has the key",
         "privacy/uplink/secure_stages.py",
-        'left = opens and self.keys == "shared" and self.scheme != "paillier"',
-        "left = False",
+        "* (rounded and shared and opens)",
+        "* False",
         "tests/stories/secure_sums/test_promises.py::test_what_each_adversary_is_promised[server-bfv, shared]",
+    ),
+    one(
+        "an upload that is made for it shows by whether a sum opens what lattices leave of others",
+        "privacy/uplink/secure_stages.py",
+        "*(HONEST,) * rounded)",
+        ")",
+        "tests/stories/secure_sums/test_promises.py::test_what_each_adversary_is_promised[server-bfv, authority]",
     ),
     one(
         "noise that is added to a masked sum after it was opened",

@@ -173,7 +173,9 @@ def of_a_claim(run: Path, rng: random.Random, others: list[Path]) -> None:
     claims = [claim for group in note["releases"] for claim in group["claims"] if claim["status"] != "none"]
     for claim in claims:
         for way in numbers(claim["event"]):
-            put(claim["event"], way, at(claim["event"], way) * 0.5 if way[-1] != "levels" else 3)
+            value = at(claim["event"], way)
+            less = 3 if way[-1] == "levels" else value * 0.5 if isinstance(value, float) else max(1, value // 2)
+            put(claim["event"], way, less)
     written(run, [{**each, "note": json.dumps(note)} if each is one else each for each in told])
 
 

@@ -174,8 +174,8 @@ class Links:
             return claim
         if claim.adversary != "server":
             hidden, noised = isinstance(claim.event, Poisson), not isinstance(claim.event, NonPrivate)
-            opens = bool(self.server) and noised and claim.adversary == "participants"
-            return claim.resting_on(*secure.assumed(isinstance(noise, NoiseShare), hidden, opens))
+            central, opens = bool(self.server) and noised, claim.adversary == "participants"
+            return claim.resting_on(*secure.assumed(isinstance(noise, NoiseShare), hidden, central, opens))
         shares = isinstance(noise, NoiseShare)
         used = noise.multiplier if noise is not None and noise.multiplier is not None else multiplier
         shared = noise.mechanism.event(used) if shares and noise is not None and used is not None else None

@@ -105,10 +105,10 @@ class SecureStage(Stage, ABC):
         """
 
     @abstractmethod
-    def assumed(self, shares: bool, hidden: bool, opens: bool) -> tuple[str, ...]:
+    def assumed(self, shares: bool, hidden: bool, central: bool, opens: bool) -> tuple[str, ...]:
         """Assumptions of this stage in claims against adversaries other than the server. `shares`: clients add noise in
-        shares; `hidden`: the claim relies on nobody seeing who took part; `opens`: it is about participants, and relies
-        on noise that the server adds.
+        shares; `hidden`: the claim relies on nobody seeing who took part; `central`: it relies on noise that the server
+        adds; `opens`: it is about participants.
         """
 
 
@@ -169,9 +169,10 @@ class Encrypted(SecureStage):
             return NoAccess(), (hidden, SHARED, HONEST)
         return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (hidden, AUTHORITY.format(least=self.at_least))
 
-    def assumed(self, shares: bool, hidden: bool, opens: bool) -> tuple[str, ...]:
-        left = opens and self.keys == "shared" and self.scheme != "paillier"
-        return (*(LEFT.format(scheme=self.scheme),) * left, *(COUNTED,) * (hidden and self.keys == "authority"))
+    def assumed(self, shares: bool, hidden: bool, central: bool, opens: bool) -> tuple[str, ...]:
+        rounded, shared = central and self.scheme != "paillier", self.keys == "shared"  # a bad upload can show it
+        because = (*(LEFT.format(scheme=self.scheme),) * (rounded and shared and opens), *(HONEST,) * rounded)
+        return (*because, *(COUNTED,) * (hidden and not shared))
 
 
 @dataclass(frozen=True)
@@ -204,10 +205,10 @@ class Aggregated(SecureStage):
 
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
         if shared is not None:
-            return shared, self.assumed(True, False, False)
+            return shared, self.assumed(True, False, False, False)
         return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (self._masked,)
 
-    def assumed(self, shares: bool, hidden: bool, opens: bool) -> tuple[str, ...]:
+    def assumed(self, shares: bool, hidden: bool, central: bool, opens: bool) -> tuple[str, ...]:
         return (*((self._masked, HONEST) if shares else ()), *((COUNTED,) if hidden else ()))
 
     @property
