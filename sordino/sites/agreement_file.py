@@ -8,9 +8,9 @@
     ...
     [[clients]]                   # one for each client, in the order of their numbers
     name = "hospital-a"
-    site = "hospital-a"           # where it lies
-    examples = 812                # that it trains on
-    tested = 203                  # and that it is tested on
+    site = "hospital-a"           # that holds its data
+    examples = 812                # for training
+    tested = 203                  # for tests
     commitment = "5f1c..."        # digest of its data, under a key that stays there
 
 Its digest stands for the data in the server's ledger, and in every message between server and sites.
@@ -51,7 +51,7 @@ class Announced(AboutData):
     """Announcement of a site about its examples; no field can hold a number computed from rows."""
 
     declared: str = ""  # digest of a table's schema
-    reach: tuple[float, float] | None = None  # of values of a user's own source, as its class declares it
+    reach: tuple[float, float] | None = None  # range of a user's own source, as its class declares
 
 
 class AgreedClient(Fact, extra="forbid"):
@@ -76,7 +76,7 @@ class SitesAgreement(Fact, extra="forbid"):
         names = [client.name for client in self.clients]
         if len(set(names)) < len(names):
             raise ValueError("two clients have the same name")
-        if len({client.commitment for client in self.clients}) < len(names):  # of one site: its key is in the digest
+        if len({client.commitment for client in self.clients}) < len(names):  # only of one site: each has a key
             raise ValueError("two clients have the same rows: each would be promised its own epsilon, and lose both")
         return self
 

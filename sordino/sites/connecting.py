@@ -27,19 +27,19 @@ from sordino.sites.grpc_line import Foreign, PendingMessage, claim
 from sordino.sites.site_accounts import SignedHead
 from sordino.transport.tls import Certificates, Pems, of_site
 
-TICK = 0.1  # seconds between two looks at whether to stop
+TICK = 0.1  # seconds between two checks whether to stop
 FIRST, LONGEST = 0.25, 15.0  # seconds between two tries to connect
-PARTING = 2 * LONGEST  # seconds that a site and its server have at the end to find each other again
-PATIENT = 6  # tries after which the pause is the longest
+PARTING = 2 * LONGEST  # seconds after the end of a run in which a disconnected site may connect again
+PATIENT = 6  # failed tries after which the pause no longer grows
 SHOWN = 300  # characters of a reason
 OPTIONS = (
     *grpc_line.OPTIONS,
     ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # what failed before says nothing about the next try
+    ("grpc.use_local_subchannel_pool", 1),  # each try opens a connection of its own
 )
 
 Standing: TypeAlias = Literal["waiting", "working", "cut off", "refused", "late"]
-Says: TypeAlias = Callable[[Standing, str], None]  # how a site stands, and why
+Says: TypeAlias = Callable[[Standing, str], None]  # state of a site's connection, and why
 
 
 def attend(
@@ -208,7 +208,7 @@ class _Broken(NamedTuple):
 
     standing: Standing
     why: str
-    send_again: bool = True  # the answer that is owed
+    send_again: bool = True  # whether the answer that was not taken is sent again
     superseded: bool = False
 
 

@@ -47,9 +47,9 @@ from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 
 log = logging.getLogger(__name__)
-LOOK = 0.2  # seconds between two looks at what the other program has brought
-AGAIN = 5.0  # seconds until a node is asked again that has answered nothing
-BESIDE = 1 << 16  # bytes of an answer beside its message
+LOOK = 0.2  # seconds between two checks for answers that have come
+AGAIN = 5.0  # seconds until a node whose answer was empty is asked again
+BESIDE = 1 << 16  # bytes that an answer may have in addition to its message
 
 
 # server ---------------------------------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ from sordino.sites.connecting import Says, Standing
 from sordino.transport.message import Carrier
 from sordino.transport.run_events import OF_NOBODY, OF_OTHERS, RunEvent, What
 
-LOOK = 0.5  # seconds between two looks at who is there
+LOOK = 0.5  # seconds between two checks which sites are connected
 LONGEST = 5000  # characters of a reason
-FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until there may be one more
+FEW, REFILL = 20, 60.0  # log lines that others may cause in a burst; seconds until one more is allowed
 
 
 @dataclass

@@ -27,12 +27,12 @@ from sordino.transport.tls import host_and_port
 Foreign: TypeAlias = Any  # an object of grpc, which has no types
 
 SERVICE, FETCH, ANSWER = "sordino.Post", "Fetch", "Answer"
-CHALLENGE, FETCHES = 32, "sordino fetch 1"  # bytes; what a signature of a fetch is a signature of, and of nothing else
+CHALLENGE, FETCHES = 32, "sordino fetch 1"  # bytes; first line of the signed text, which no other signature has
 LATE = b"late"
 NAME = "sordino-name"  # where a site says its name to a server of its own machine
 HEAD = struct.Struct("<qQ")
 PIECE = 1 << 20  # bytes
-PING = 10_000  # ms without a sign of life before one is asked for, and how long one is waited for
+PING = 10_000  # ms of silence before a keepalive ping, and ms to wait for the answer to it
 OPTIONS = (
     ("grpc.max_receive_message_length", PIECE),
     ("grpc.max_metadata_size", 8 << 10),
@@ -52,7 +52,7 @@ class PendingMessage(NamedTuple):
 
 def package() -> Foreign:
     """Import grpc; where it is missing, the error says how to install it."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever knocks at the port fills the server's screen
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed connection prints lines at the server
     with extra("sites", "connections between sites", "missing-sites-extra"):
         import grpc
     return grpc
@@ -116,5 +116,5 @@ def is_loopback(address: str) -> bool:
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(host_and_port(address)[0], None)}
     except OSError:
-        return False  # nobody knows what it will mean
+        return False  # a name without an address: it may get one elsewhere later
     return bool(found) and all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in found)

@@ -37,14 +37,14 @@ from sordino.transport.run_events import RunEvent
 from sordino.transport.tls import Certificates
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-LONG = 1 << 16  # bytes from which the time of a message says something of the line
-SHOWN = 64  # characters of a name that a stranger says
+LONG = 1 << 16  # bytes of a message from which its transfer time measures the connection's speed
+SHOWN = 64  # characters of an unknown caller's name
 POLL = 20.0  # seconds that a site waits for a message before it asks again
-PULSE = 0.5  # seconds after which a waiting call looks whether its site is still allowed
-FILES = 1 << 16  # that may be open, where the machine allows so many
-CALLERS = 1000  # connections beside those of sites; who has no certificate loses its own after the time of a handshake
-PROMPT = 5.0  # seconds that a call may send nothing before another takes its place: a slow line needs less for a proof
-GRACE = 10.0  # seconds that a site may take from one call to the next and still count as there
+PULSE = 0.5  # seconds between two checks whether the site of a waiting call is still allowed
+FILES = 1 << 16  # limit of open files, where the machine allows so many
+CALLERS = 1000  # connections in addition to those of sites; without a certificate one ends at the handshake timeout
+PROMPT = 5.0  # seconds that a call may send nothing before another takes its place; a signature needs less time
+GRACE = 10.0  # seconds between two calls of a site in which it still counts as connected
 OPTIONS = (
     *grpc_line.OPTIONS,
     ("grpc.so_reuseport", 0),  # else another program could take calls at the same port
@@ -59,7 +59,7 @@ class _Silent(NamedTuple):
 
     call: Foreign
     since: float
-    certificate: tuple[bytes, ...]  # that its end shows; none on one machine
+    certificate: tuple[bytes, ...]  # of the caller; empty without TLS, on one machine
 
 
 class _SiteQueue:
@@ -101,7 +101,7 @@ class Rpc(Carrier):
         self._lock, self._open = threading.Lock(), True
         self._sites = {name: _SiteQueue(name, self._lock) for name in names}
         self._came: queue.SimpleQueue[Arrived | Exception] = queue.SimpleQueue()
-        calls = 4 * len(names) + 4  # each has a thread: none that is let in waits for one
+        calls = 4 * len(names) + 4  # each has a thread, so no accepted call waits for one
         self._threads = ThreadPoolExecutor(calls)
         options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", connections_for(len(names))))
         self._server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=calls)
@@ -165,7 +165,7 @@ class Rpc(Carrier):
     def send(self, to: str, message: Writes) -> int:
         site = self._sites[to]
         with self._lock:
-            ticket = secrets.randbits(62)  # whom it is not told cannot guess it
+            ticket = secrets.randbits(62)  # nobody else can guess it
             site.messages[ticket] = message
             site.moved.notify_all()
             return ticket

@@ -48,7 +48,7 @@ from sordino.sites.serve import AGREEMENT, INVITATION, settled
 from sordino.transport.run_events import RunEvent
 from sordino.transport.tls import of_site
 
-TAKEN_IN = 1 << 30  # bytes of the longest message that a site reads: a model, or what all clients are handed
+TAKEN_IN = 1 << 30  # bytes of the longest message that a site accepts: a model, or the tensors for all clients
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ from sordino.transport.request_handler import Operation, ReplyStore, RequestHand
 from sordino.transport.run_events import RunEvent
 from sordino.types import Examples
 
-# what a message of the server or of another client is refused for: it follows from no row
+# errors in messages of the server or of other clients: they do not depend on rows
 OF_MESSAGES = (WireError, LedgerError, SecAggAborted, RoundMismatch, MalformedCiphertext, KeyMismatch)
 FAILED = "failed-at-site"
 
@@ -64,7 +64,7 @@ class Membership(Responder, RequestPolicy):
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
     moved: bool = False  # true: this folder has taken the place of the one that joined
     note: Callable[[RunEvent], None] = lambda event: None
-    _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
+    _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that are already in metrics.jsonl
 
     def __post_init__(self) -> None:
         mine = self._mine
@@ -105,7 +105,7 @@ class Membership(Responder, RequestPolicy):
         setup: PhaseSetup = self.whole.phases[stage]
         before = self.whole.phases[Operation.stage_of(self.replies.last)]  # whose clients left the last states
         start = before.algorithm.init_client(before.task)
-        # phases of a preparation go on from each other's states, and the training from none of them
+        # phases of a preparation pass client states on to each other; the training starts with new ones
         goes_on = before.prepares == setup.prepares
         left = self.replies.states(lambda name: shape_of(name, start)) if goes_on else {}
         states = setup.states(self.folder, left)

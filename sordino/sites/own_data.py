@@ -54,7 +54,7 @@ class OwnData:
         )
         held.check()
         public, own = held.public, held.source.own
-        # all rows here are one client's, so nobody deals them out
+        # all rows here belong to one client, so there is no partition to assume anything about
         assumed = tuple(said for said in public.assumed if said not in (DEALT, PARTITION))
         reach = None if own is None else own.reach
         told = Announced(**public.about | {"assumed": assumed}, declared=self.declared, reach=reach)

@@ -21,39 +21,39 @@ from sordino.transport.sites import FOREVER, SOON, Bodies, Sites
 from sordino.tree import Tree
 from sordino.types import Terms
 
-# by site: how many rounds had left it, and the head of its message
+# by site: the number of rounds whose answers had left it, and the signed head of its message
 SignedHeads: TypeAlias = dict[str, tuple[int, bytes]]
-LEAVE = 10.0  # seconds that a stop leaves to those who are at work on a round
-AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
+LEAVE = 10.0  # seconds that sites have to finish a round once a stop was requested
+AGAIN = 10.0  # seconds until a site that has refused is asked again, where the round needs it
 
 
 @dataclass
 class RemoteSites(Sites):
     """Sites of a phase, on machines of their own."""
 
-    secure: SecureStage | None = field(kw_only=True)  # what adds uploads that nobody may read
+    secure: SecureStage | None = field(kw_only=True)  # secure sum of uploads, if there is one
     note: Callable[[RunEvent], None] = lambda event: None
-    ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
+    ledger: Callable[[], str] = lambda: ""  # number and hash of the last record in the server's ledger
     called: Callable[[int], str] = str  # the name of a client, or its number
-    prelude: Sequence[tuple[Command, Sequence[bytes]]] = ()  # what a site is asked before it is asked for a round
+    prelude: Sequence[tuple[Command, Sequence[bytes]]] = ()  # commands that a site gets before its first round
     accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
     stopped: Callable[[], bool] = lambda: False  # true where the run shall stop
-    repeats: bool = False  # true: a round that is cut short can be played again, so a stop in it loses nothing
-    signed: SignedHeads = field(default_factory=dict)  # the newest head that each site has signed, to be given back
+    repeats: bool = False  # true: an interrupted round can be repeated, so a stop loses nothing
+    signed: SignedHeads = field(default_factory=dict)  # newest signed head of each site, to be returned to it
     keep_signed: Callable[[SignedHeads], None] = lambda signed: None
-    _gathered: bool = False  # true once all were waited for, before the first round
-    _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
+    _gathered: bool = False  # true once the server has waited for all sites, before the first round
+    _here: set[str] = field(default_factory=set)  # sites that were connected when the round began
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
-    _refusing: dict[str, float] = field(default_factory=dict)  # sites that have refused the prelude, and when
+    _refusing: dict[str, float] = field(default_factory=dict)  # when a site refused the prelude
     _first: set[int] = field(default_factory=set)  # tickets of the prelude's messages
-    _rounds: dict[int, int] = field(default_factory=dict)  # the round of each message that asks for one, not refused
+    _rounds: dict[int, int] = field(default_factory=dict)  # by ticket: the round it asks for, unless refused
     _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
     _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
-    _told: tuple[str, float] = ("", 0.0)  # what was last said of a round that waits, and when
-    _there: int = 0  # bytes of the last message that asked for a round
+    _told: tuple[str, float] = ("", 0.0)  # last log text on a waiting round, and its time
+    _there: int = 0  # bytes of the last message to a site in a round
     _back: int = 0  # bytes of the messages in the longest answer
-    _stop: float = FOREVER  # when a round ends without those who are silent, once somebody wants to stop
-    _newer: bool = False  # true where a site has signed a head that is not kept yet
+    _stop: float = FOREVER  # when a round ends without silent sites, after a stop was requested
+    _newer: bool = False  # true: a site has signed a head that is not saved yet
     _idle: bool = False  # true: nothing to do but wait, beyond the deadline or at the end, so a stop acts at once
 
     def gather(self) -> None:
@@ -140,7 +140,7 @@ class RemoteSites(Sites):
         if error.code == BEGIN_FIRST and not self._pauses(peer):
             if not self._begins(peer):
                 self._begin(peer)
-            self._out[ticket].retry = now + SOON  # a message that waits is older than those: only a new one comes after
+            self._out[ticket].retry = now + SOON  # a new copy, queued after the first messages
             return True
         others = sum(one in self._rounds and one != ticket for one in self._asked.values())
         if ticket not in self._rounds or others >= min(self.patience.minimum, len(self._asked)):

@@ -68,9 +68,9 @@ class SitesConnection:
     signer: Signer
     patience: Patience = Patience()
     note: Callable[[RunEvent], None] = lambda event: None
-    ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
+    ledger: Callable[[], str] = lambda: ""  # number and hash of the last record in the server's ledger
     stopped: Callable[[], bool] = lambda: False  # true where the run shall stop
-    sites: RemoteSites | None = None  # of the phase that is played
+    sites: RemoteSites | None = None  # of the current phase
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class SitesEvaluation:
             evaluator = Evaluator(task, tested, [], tuple(given.scores), own)
             return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
         held, asked = algorithm.models(server), ways(algorithm, self.ways) or (PLAIN,)
-        if {*asked} != {PLAIN}:  # no site tells how well a model does that it has made its own
+        if {*asked} != {PLAIN}:  # no site reports scores of its personalised models
             return Scores()
         names = self.models or tuple(held)[:1]
         told, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
@@ -202,12 +202,12 @@ def _keep_signed(file: Path, newest: SignedHeads) -> None:
         atomic_write(file, json.dumps(told).encode(), private=True)
 
 
-# from the invitation, the names of all sites, the longest message, the keys of the allowed sites, and a log
+# arguments: invitation, names of all sites, longest message in bytes, keys of the allowed sites, event log
 Carried: TypeAlias = Callable[
     [Invitation, Sequence[str], int, Mapping[str, Ed25519PublicKey], Callable[[RunEvent], None]], Carrier
 ]
 AGREEMENT, INVITATION = "agreement.toml", "invitation.toml"
-BESIDE = 1 << 22  # bytes of a message beside its uploads
+BESIDE = 1 << 22  # bytes that a message may have in addition to its uploads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ def serve(
     real = experiment.privacy.real
     whole = RunSetup(experiment, agreed.public(experiment, DeclaredData(experiment).schema))
     for phase in whole.phases:
-        _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
+        _ = phase.plan, kind_of_sites(phase)  # unsound settings are refused before a folder exists
     Planner(whole.phases[-1]).check_noise()
     environment, known = _environment(options.folder, experiment, agreed), AllowList(options.allowed)
     peers = peers_of(whole, agreed)

@@ -28,8 +28,8 @@ from sordino.transport.message import Signer
 from sordino.transport.request_handler import Operation
 from sordino.types import Terms
 
-ROUNDING = 1e-6  # what is left of a budget is divided anew after every participation, here and at the server
-MOST = 1e9  # of a noise multiplier: beyond, floats overflow
+ROUNDING = 1e-6  # relative, of noise multipliers: site and server divide the rest of a budget in floating point
+MOST = 1e9  # largest noise multiplier: with larger ones floats overflow
 ASKS = "the server asks for"
 ANSWERED = (State.STORED, State.PUBLISHED)
 PLAN = "this site has accepted another plan"
@@ -97,15 +97,15 @@ class SiteAccounts:
         """`dataset`: digest of this site's data, for which its ledger was created. `shares_scores`: this site answers
         requests for scores. `moved`: this folder has taken the place of the one that joined.
         """
-        self.lost: Collection[str] = ()  # rounds that an older copy had forgotten
+        self.lost: Collection[str] = ()  # rounds missing in this folder's ledger, an older copy
         self._whole, self._clients, self._run, self._shares_scores = whole, tuple(clients), run, shares_scores
         self._books = [
             phase.federation(ServerData(whole), dataset, ledger, run, self._clients) for phase in whole.phases
         ]
         own_eyes = ledger.parent / "replies"
         own_eyes.mkdir(exist_ok=True, mode=0o700)
-        self._seen = own_eyes / "server-ledger"  # where the server's ledger stood, as it said last
-        self._rounds = own_eyes / "answered"  # of hidden cohorts, and those that an older copy has forgotten
+        self._seen = own_eyes / "server-ledger"  # last reported head of the server's ledger
+        self._rounds = own_eyes / "answered"  # answered rounds: of hidden cohorts, and those missing in an older copy
         self._noted = set(self._rounds.read_text(encoding="utf-8").split()) if self._rounds.exists() else set[str]()
         self._answered = {e.op for e in of_run(self.training.ledger, run) if e.state in ANSWERED} | self._noted
         self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
@@ -210,14 +210,14 @@ class SiteAccounts:
         assert isinstance(asked.command, Round)
         books, t = self._books[asked.stage], asked.command.t
         if not books.plan.everyone_pays:
-            # of what was asked, which has one answer: the ledger is shown, and a digest of an upload that the server is
-            # still to noise would let anybody test guesses of it
+            # the digest of the request: others read the ledger, and the digest of an upload to which the server has
+            # not added noise yet would let them test guesses of it
             books.publish(t, bytes.fromhex(asked.digest))
             self._answered.add(books.op(t))
         elif books.op(t) not in self._answered:
-            # the ledger is shown with the receipt, and must not tell for which rounds this site was drawn
+            # not in the ledger, which others read: it must not show in which rounds this site was drawn
             self._note_answered([books.op(t)])
-        if self._witness is not None:  # before anything leaves
+        if self._witness is not None:  # before the answer is sent
             self._witness(books.ledger, books.op(t))
 
     # paying -----------------------------------------------------------------------------------------------------------
@@ -250,8 +250,8 @@ class SiteAccounts:
             )
         self._check_learned(phase, command, asked.messages)
         books.replay(t)
-        # a preparation may need more rounds than others, and a server may ask one site in another's place: nobody is
-        # asked more often than was accepted
+        # a preparation may need extra rounds, and a server may ask one site in place of another, but no client more
+        # often than the accepted plan allows
         if not all(map(books.may_be_asked, who)):
             raise _too_often(min(books.plan.participations[k] for k in who))
         now = books.open(t)
@@ -285,7 +285,7 @@ class SiteAccounts:
         """Prices of this round by the plan; refused unless the server asks for the planned noise. A client that missed
         rounds pays for this one alone."""
         for _ in books.skipping(who, 0 if books.plan.everyone_pays else now.t):
-            for stalled in (False, True):  # what an adaptive schedule saw at the server, only the server knows
+            for stalled in (False, True):  # only the server knows whether training stalled
                 prices = books.prices(now, who, stalled)
                 most = books.algorithm.work.epochs or 0
                 if all(k not in prices or _same(books.terms(k, prices[k]), terms[k], most) for k in who):

@@ -38,7 +38,7 @@ LENGTH = struct.Struct("<I")
 MOST_HEAD = 1 << 20  # bytes
 SIGNATURE = 64
 UNSIGNED = bytes(SIGNATURE)
-DOMAIN = b"sordino message 1\n"  # a signature of a message is a signature of nothing else
+DOMAIN = b"sordino message 1\n"  # begins each signed text, so that a message's signature is valid for nothing else
 
 Name = Annotated[str, Field(max_length=128)]
 Size = Annotated[int, Field(ge=0)]
@@ -55,7 +55,7 @@ class Heading:
     said: Mapping[str, Any]  # a command, or the answer to one
     config: Name = ""  # digest of the experiment
     agreement: Name = ""  # digest of the agreement
-    ledger: Name = ""  # where the server's ledger stands, or how many rounds have left a site: NUMBER:HASH
+    ledger: Name = ""  # NUMBER:HASH, head of the server's ledger, or of a site's with its number of answered rounds
     sizes: tuple[Size, ...] = ()  # of the bodies
     digest: Name = ""  # of the bodies, where messages are signed
 
@@ -292,7 +292,7 @@ class Pipes(Carrier):
             threading.Thread(target=self._tell, args=(peer, process.stdin), daemon=True).start()
 
     def __enter__(self) -> Pipes:
-        for _ in self._processes:  # who has not begun yet is not silent
+        for _ in self._processes:  # before its first message a process does not count as silent
             peer, frame = self._came.get()
             if frame != READY:
                 raise _refusal(frame) if isinstance(frame, bytes) else self._gone(peer)
@@ -323,7 +323,7 @@ class Pipes(Carrier):
         except queue.Empty:
             return []
         if not isinstance(frame, bytes) or not self._owed[peer]:
-            self._came.put((peer, frame))  # whoever waits again is told again, and does not wait for ever
+            self._came.put((peer, frame))  # for the next wait, too, which would otherwise never end
             raise frame if isinstance(frame, Exception) else self._gone(peer)
         return [Arrived(self._owed[peer].popleft(), frame)]
 
@@ -351,7 +351,7 @@ class Pipes(Carrier):
             while (message := self._unsent[peer].get()) is not None:
                 try:
                     data = message()
-                except Exception as error:  # before the stream is closed, at which the process ends
+                except Exception as error:  # reported before the stream closes, which ends the process
                     self._came.put((peer, error))
                     return
                 write(stream, data)

@@ -28,7 +28,7 @@ from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureSt
 from sordino.transport.message import Heading, Message, Signer, digest_of, peek
 from sordino.tree import Tree
 
-KEPT = 3  # answers: a server that goes further back is refused
+KEPT = 3  # stored answers: a server that asks for an older round again is refused
 
 
 class StoredReply(NamedTuple):
@@ -100,7 +100,7 @@ class ReplyStore:
 
 
 Given = tuple[Answered, list[bytes]]
-Keep = Callable[[Sequence[bytes]], None]  # makes durable that these bodies leave
+Keep = Callable[[Sequence[bytes]], None]  # records on disk that these bodies leave
 
 
 class Operation(NamedTuple):
@@ -252,7 +252,7 @@ class RequestHandler:
 
     def _round(self, asked: Operation, command: Round) -> Given:
         if (before := self._kept(asked)) is not None:
-            self._policy.release(asked, before[1])  # a crash may have come between the two
+            self._policy.release(asked, before[1])  # a crash may have prevented it when the answer was stored
             return before
         paid = self._policy.pay(asked, command)
         with self._all_or_nothing():
@@ -281,7 +281,7 @@ class RequestHandler:
         if self._masked is None or self._masked.asked.name != asked.name:
             self._masked = None
             if (before := self._kept(asked)) is not None:
-                return before  # no client: what masked the words that have left is lost
+                return before  # for no client: the keys of the masks are lost
             begun: Callable[..., MaskedSteps] = branches.part("secure_sums", "masked round")
             self._masked = begun(asked, self._policy.pay(asked, command), self._site_of(asked.stage))
         return self._masked.first(asked)

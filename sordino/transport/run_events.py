@@ -30,13 +30,13 @@ What: TypeAlias = Literal[
     "displaced",
     "late",
 ]
-# Of a hidden cohort these alone tell nobody who was drawn. Who is connected tells who cannot have answered; and the
-# time when a round begins tells how long the one before it took, which grows with the sites that were asked.
+# With a hidden cohort only these may be shown. Connections tell which sites cannot have answered; and the time at
+# which a round begins tells how long the previous one took, which grows with the number of sites that were asked.
 OF_NOBODY = frozenset[What]({"started", "stopped", "over"})
-OF_ROUNDS = frozenset[What]({"asked", "answered"})  # of which there are many in every round
-OF_OTHERS = frozenset[What]({"declined", "turned away", "displaced"})  # which others can cause as often as they like
+OF_ROUNDS = frozenset[What]({"asked", "answered"})  # many in every round
+OF_OTHERS = frozenset[What]({"declined", "turned away", "displaced"})  # others can cause these as often as they like
 WARNINGS = OF_OTHERS | {"refused", "failed", "waiting", "deadline", "dropped", "late"}
-ROUTINE = OF_ROUNDS | {"started", "accepted"}  # a terminal has a bar for these, and says how many sites are there
+ROUTINE = OF_ROUNDS | {"started", "accepted"}  # a terminal shows a progress bar and the number of sites instead
 
 
 class RunEvent(Fact):
@@ -44,15 +44,15 @@ class RunEvent(Fact):
 
     at: str = ""  # UTC
     event: What
-    site: str = ""  # whom it is about; nothing: the one who writes this
+    site: str = ""  # the site that it is about; empty: the writer of the log
     sites: tuple[str, ...] = ()
-    revoked: tuple[str, ...] = ()  # of these sites, those that are not let in any more
+    revoked: tuple[str, ...] = ()  # those of `sites` that may no longer connect
     phase: str = ""  # of a preparation
     round: int | None = None
     count: int | None = None  # sites that take part, or clients that have answered
     of: int | None = None
     needed: int | None = None
-    more: int = 0  # of what others have caused: how often since the line before, without one
+    more: int = 0  # number of such events since the last log line, which have no line of their own
     why: str = ""
 
     @property

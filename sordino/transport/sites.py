@@ -27,7 +27,7 @@ _SCORES: TypeAdapter[Scores] = TypeAdapter(dict[int, list[float]])
 Replies: TypeAlias = Mapping[str, Message]  # by site
 Bodies: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]  # of a message, or a function that makes them
 FOREVER = math.inf
-SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
+SOON = 0.5  # seconds between two checks which sites are connected, and whether to stop
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Sites(Executor):
     stage: int
     members: Mapping[str, Sequence[int]]  # the clients of each site
     header: Callable[[int], wire.Header]  # of the broadcast of a round
-    told: Callable[[Any, int], Any] | None = None  # what of the broadcast each client gets; None: all get the same
+    told: Callable[[Any, int], Any] | None = None  # the part of the broadcast for one client; None: all get the same
     patience: Patience = Patience()
     most: int | None = None  # clients that one message may ask; None: all of a site
     _out: dict[int, _OpenMessage] = field(default_factory=dict)  # by ticket
-    _tickets: dict[int, int] = field(default_factory=dict)  # of messages that were sent again: the first one's
+    _tickets: dict[int, int] = field(default_factory=dict)  # of a message that was sent again: its first ticket
     _came: dict[int, Message | SordinoError] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)  # tickets whose answers are waited for
     _moved: dict[str, float] = field(default_factory=dict)  # when a site was last asked or heard
@@ -157,7 +157,7 @@ class Sites(Executor):
         self._close()
         return found
 
-    # what is otherwise between machines -------------------------------------------------------------------------------
+    # overridden by RemoteSites ----------------------------------------------------------------------------------------
 
     @property
     def _patience_of_all(self) -> float:

@@ -325,8 +325,8 @@ DEPLOYED = [
     one(
         "a site's ledger tells for which hidden rounds it was drawn",
         "sites/site_accounts.py",
-        "        if not books.plan.everyone_pays:\n            # of what was asked",
-        "        if True:\n            # of what was asked",
+        "        if not books.plan.everyone_pays:\n            # the digest of the request",
+        "        if True:\n            # the digest of the request",
         f"{ACCOUNTS}::test_a_site_tells_nobody_for_which_rounds_it_was_drawn",
     ),
     one(

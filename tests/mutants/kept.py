@@ -104,7 +104,7 @@ KEPT = [
     one(
         "whoever asks a process that has ended once more waits for ever",
         "transport/message.py",
-        "            self._came.put((peer, frame))  # whoever",
+        "            self._came.put((peer, frame))  # for the next",
         "            # whoever",
         "tests/transport/test_pipes.py::test_a_worker_that_dies_is_told_and_the_run_goes_on_later",
     ),

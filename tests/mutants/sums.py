@@ -56,7 +56,7 @@ SUMS = [
     one(
         "a masked round begun again after its words have left",
         "transport/request_handler.py",
-        "return before  # no client: what masked the words that have left is lost",
+        "return before  # for no client: the keys of the masks are lost",
         "pass",
         f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
     ),
