@@ -56,14 +56,14 @@ Accountant: TypeAlias = Callable[[ComposedEvents, float, Orders], float | None]
 EXACT = "gdp"  # the accountant that is exact wherever it can be asked
 LIMITS = "integrated, losses rounded down", "integrated, losses rounded up"
 
-# small orders decide when epsilon is large, large ones when it is small; fractions below 12 are worth up to 1%
+# a large epsilon is attained at a small order, a small one at a large order; fractions below 12 gain up to 1%
 ORDERS: Orders = (*(1 + k / 10 for k in range(1, 110) if k % 10), *range(2, 257))
 
-MANY = 10**6  # releases of which a loss distribution would take minutes; Renyi divergences are sums
-# of delta, for each release: rounding in the Fourier transforms that compose losses (found: 2^-54, at mu up to 12)
+MANY = 10**6  # releases from which on a loss distribution would take minutes; Renyi divergences just add up
+# of delta, for each release: rounding error of the Fourier transforms in a composition (measured: 2^-54, mu to 12)
 ROUNDING = 2.0**-50
 
-# e^loss must stay a float; where a loss can be wider there is no privacy left that would deserve more digits
+# e^loss must stay a finite float; with a larger loss there is no privacy, and no need for a tight bound
 _WIDEST_LOSS = 700.0
 _FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
@@ -215,8 +215,8 @@ def _one_way(reduced: ComposedEvents, delta: float, orders: Orders, added: bool 
         default=0.0,
     )
     step = _interval(max(*spans, rough), min(typical), len(spans))
-    # statements ask for several deltas of the same events: a grid from a coarse set of grids is one that is there
-    # already
+    # the step is a power of two, so that statements which ask for several deltas of the same events find the loss
+    # distribution in the cache
     return max(0.0, float(_losses(reduced, 2.0 ** round(math.log2(step)), added).get_epsilon_for_delta(kept)))
 
 

@@ -135,20 +135,20 @@ def read_notes(texts: Iterable[str], population: int) -> dict[int, list[Release]
 R = TypeVar("R")  # what is known of one release
 
 NEVER = 2**63 - 1
-INSIDE, OUTSIDE = 0, 1  # first cells: of the clients that "everyone" means, and of other clients that are named
+INSIDE, OUTSIDE = 0, 1  # first cells (clients of equal history): of those that "everyone" means, and of others
 
 
 class Histories(Generic[R]):
     """Sequence of releases about each client; clients with the same sequence share one copy."""
 
     def __init__(self, population: int) -> None:
-        self._tree: list[tuple[int, R | None]] = [(0, None)]  # of each node: its parent, and the release since
+        self._tree: list[tuple[int, R | None]] = [(0, None)]  # of each node: its parent, and the last release
         self._children: dict[tuple[int, Hashable], int] = {}
         self._node = [0, 0]  # of each cell
         self._inside = [True, False]  # of each cell
         self._cells = {(0, True): INSIDE, (0, False): OUTSIDE}
         self._cell = np.full(population, INSIDE, np.int32)  # of each client
-        self._since = np.full(population, NEVER)  # when each client was first spoken of
+        self._since = np.full(population, NEVER)  # position of each client in the order of first mention
         self._spoken, self._all_spoken = 0, False
 
     def add(self, clients: Sequence[int], release: R, words: Hashable) -> None:

@@ -35,7 +35,7 @@ from sordino.errors import (
     is_number,
 )
 
-# outside these the next worse level is charged: no overflow inside an accountant, and never an underestimate
+# smaller noise counts as none, larger noise as the largest: no overflow in an accountant, no underestimate
 _LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
 
 Orders: TypeAlias = tuple[float, ...]
@@ -47,8 +47,8 @@ class Event:
     None means that nothing is proved."""
 
     meaning: ClassVar[str]  # of its fields, for readers of receipts
-    sampled: ClassVar[bool] = False  # is its price on a Poisson sample proved?
-    pair: ClassVar[str] = "sums"  # what its privacy loss tells apart: sums, or inputs; the two do not compose
+    sampled: ClassVar[bool] = False  # its cost on a Poisson sample is proved
+    pair: ClassVar[str] = "sums"  # its loss compares sums or inputs; these do not compose
 
     @property
     def fresh(self) -> bool:

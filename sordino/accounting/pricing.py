@@ -25,9 +25,9 @@ from sordino.accounting.events import DiscreteGaussian, Gaussian, Poisson, Repea
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.errors import UnsoundGuarantee
 
-NUDGE = 1 + 1e-12  # noise is rounded up, so that its price never exceeds the integers it was cut from
+NUDGE = 1 + 1e-12  # noise is rounded up, so that its price never exceeds the integer charge from which it follows
 ORDERS = (*range(2, 65), *range(72, 257, 8))
-TRIES, CLOSE = 6, 0.99  # of a budget that a plan of phases should fill: each try asks the accountant for a whole plan
+TRIES, CLOSE = 6, 0.99  # tries to fill a budget, and the share that suffices: each try accounts for a whole plan
 
 
 class Pricing(Protocol):
@@ -282,13 +282,13 @@ def counted_phases(phases: tuple[tuple[float, int, float], ...], epsilon: float,
             accountant(sum(times for _, times, _ in phases), delta), Together(tuple(releases)), delta, "zero_out"
         )
 
-    good, bad, granted = 0.0, math.inf, epsilon  # a Renyi accountant asks for more noise than its grant needs
+    good, bad, granted = 0.0, math.inf, epsilon  # noise by Renyi divergence is larger than needed: more can be granted
     for _ in range(TRIES):
         found = spent(granted)
         good, bad = (granted, bad) if found <= epsilon else (good, granted)
         if CLOSE * epsilon <= found <= epsilon:
             break
-        guess = granted * epsilon * (1 + CLOSE) / 2 / found  # losses grow about as grants do
+        guess = granted * epsilon * (1 + CLOSE) / 2 / found  # epsilon is about proportional to it
         granted = guess if good < guess < bad else (good + bad) / 2
     if not good:
         raise UnsoundGuarantee(

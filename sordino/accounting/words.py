@@ -54,7 +54,7 @@ class Described(Promised):
     by: str
     words: str
     strength: str
-    grade: str = ""  # "weak" or "formality": proof and strength are two things, and have two colours
+    grade: str = ""  # "weak" or "formality", by epsilon: a proved guarantee may still be weak
     standing: str  # the status, as it is shown
     belief: str  # how certain an attacker can become
 
@@ -171,8 +171,8 @@ def _times(epsilon: float) -> str:
 
 
 PRIOR = 0.01
-SLACK = 10  # the chance that is spoken of, in deltas
-FORMALITY = 10.0  # an epsilon above it is said to be one
+SLACK = 10  # probability with which the stated bound may fail, in deltas
+FORMALITY = 10.0  # an epsilon above it is called a formality
 
 ONE: Mapping[Unit, str] = {
     "test example": "one test example",

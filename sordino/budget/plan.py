@@ -36,8 +36,8 @@ class Budget:
     delta: float
     schedule: Schedule | Adaptive
     personal: Sequence[float] | None = None  # the epsilon of each client
-    lacking: float = 0.0  # of delta: what the noise lacks of the law that is priced
-    aside: float = 0.0  # of delta: what is left for that on a ledger that runs share, whatever their noise
+    lacking: float = 0.0  # of delta: for the deviation of real noise from its ideal law
+    aside: float = 0.0  # of delta: the same on a ledger that several runs share, whatever their noise
 
     def __post_init__(self) -> None:
         fix = "for no privacy leave [privacy] epsilon out"
@@ -182,7 +182,7 @@ class Plan:
             if self.adapts
             else self._share(client, participation)
         )
-        if not (any if isinstance(self.pricing, Counted) else all)(charge):  # other phases of a plan are not charged
+        if not (any if isinstance(self.pricing, Counted) else all)(charge):  # Counted: 0 for other phases
             return None
         return Price(self._multiplier(charge, self.reads[client]), charge)
 
@@ -190,9 +190,9 @@ class Plan:
         """Computes the price of every planned participation, so that an impossible one is refused before the first
         round."""
         if self.adapts:
-            return  # known only on the way
+            return  # its prices follow from releases
         for times, client in self._kinds():
-            for participation in range(times if self.budget is not None else 1):  # a typed price is the same for all
+            for participation in range(times if self.budget is not None else 1):  # a set multiplier is the same for all
                 self.price(client, participation, self.currency.zero())
 
     def prices(self, client: int) -> Iterator[Price]:

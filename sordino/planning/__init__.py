@@ -27,7 +27,7 @@ from sordino.ledger.files import atomic_write
 AGREEMENT_FILE = "agreement.json"
 PUT_BACK = "it is written when a run begins: put it back from a copy"
 
-MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
+MOST, MOST_CLIENTS = 10**9, 10**7  # largest value of each count here, and of the number of clients
 
 
 class AboutData(Fact, extra="forbid"):
@@ -35,12 +35,12 @@ class AboutData(Fact, extra="forbid"):
 
     kind: Literal["image", "table"]
     shape: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] = Field(min_length=1)
-    classes: int = Field(ge=0, le=MOST)  # of the data
-    named: int = Field(ge=0, le=MOST)  # as the clients call them
+    classes: int = Field(ge=0, le=MOST)  # in the data
+    named: int = Field(ge=0, le=MOST)  # number of classes as the clients name them
     names: tuple[str, ...] = ()  # of the classes
-    rows_per_key: int = Field(default=1, ge=1, le=MOST)  # at most, of one person
+    rows_per_key: int = Field(default=1, ge=1, le=MOST)  # largest number of rows of one person
     assumed: tuple[str, ...] = ()  # assumptions of these numbers, from how the data were read
-    void: tuple[str, ...] = ()  # why nothing that is claimed holds
+    void: tuple[str, ...] = ()  # why no claim holds, if that is so
 
     @property
     def about(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class PublicNumbers(AboutData):
     mean: tuple[float, ...] = Field(default=(), exclude=True)  # what inputs are scaled by: in no file
     std: tuple[float, ...] = Field(default=(), exclude=True)
     note: str = ""  # said beside every result
-    clients: tuple[str, ...] = ()  # the names of the clients, where they have names that may be told
+    clients: tuple[str, ...] = ()  # names of the clients, where they have names that may be shown
 
     @model_validator(mode="after")
     def _sound(self, info: ValidationInfo) -> Self:

@@ -72,11 +72,11 @@ class Accounts:
     run: str  # id on the wire and in the ledger
     config: str  # digest of the experiment
     coordinates: int = 0  # of one upload
-    called: Callable[[int], str] = str  # the name of a client, where it has one that may be told
-    void: tuple[str, ...] = ()  # why nothing that is claimed holds
+    called: Callable[[int], str] = str  # the name of a client, where it has one that may be shown
+    void: tuple[str, ...] = ()  # why no claim holds, if that is so
     own_code: tuple[str, ...] = ()  # names of a user's own code that is shown rows
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
-    only: tuple[int, ...] | None = None  # the clients whose books these are; None: all
+    only: tuple[int, ...] | None = None  # the clients whose accounts these are; None: all
     witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # records an operation before anything leaves
     # of rounds already played, by the `payer` of a client; clients that never took part are not in them
     participations: dict[int, int] = field(default_factory=dict)
@@ -310,7 +310,7 @@ class Accounts:
         # one noise for all who are in a sum, or every client's share of it
         sums = math.ceil(self.cohort.expected(self.population)) if uplink.shared else 1
         sent, held = uplink.claims(multiplier, self._amplifies(now, client)), read.claims(work, size, multiplier)
-        if self.only is not None:  # a site's books believe the server nothing
+        if self.only is not None:  # a site's accounts trust no number of the server
             sent = list(map(uplink.trusted, sent))
         return [
             *(self._held(claim, max(1, read.reads(work, size)) * TABLE_ERROR, read) for claim in held),
@@ -334,7 +334,7 @@ class Accounts:
     def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
         """Function (event, adversary) -> event: amplification by hidden Poisson sampling at the client's own rate, or
         as the cohort scheme defines it."""
-        if self.algorithm.uplink.published:  # as if each client had tossed a coin
+        if self.algorithm.uplink.published:  # as published, which assumes a coin for each client
             rate = self.cohort.expected(self.population) / self.population
         elif now.rates is None or not self.policy.hidden:
             return self.cohort.amplify
@@ -363,7 +363,7 @@ class Accounts:
         who = named(told) if active is None else active
         now = self.open(t)
         for _ in self.skipping(who, missed):
-            for stalled in (False, True):  # what an adaptive schedule saw is not written down
+            for stalled in (False, True):  # the ledger does not record whether training stalled
                 asked = self._asked(now, self.prices(now, who, stalled))
                 charged = all(asked.charges.get(name) == charge for name, charge in entry.charges.items())
                 if charged and json.loads(note(asked.groups))["releases"] == told.releases:

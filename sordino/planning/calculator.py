@@ -269,12 +269,12 @@ def _other_gates(phase: PlannedPhase) -> Iterator[tuple[str, list[str]]]:
     fedavg = [f"algorithm={{name='fedavg', lr={lr}}}", *opened] if records else []
     bounded = f"uplink={{client=[{{name='clip', radius={clip}}}%s], server=[%s]}}"
     central = bounded % ("", "{name='noise', neighbours='zero_out'}")
-    # coins hide nothing from a server that adds no noise: whoever takes turns pays for fewer rounds
+    # without noise of the server sampling amplifies nothing: in turn, a client pays for fewer rounds
     in_turn = [f"cohort={{name='round_robin', size={max(1, round(size))}}}"] if hidden else []
     unit = "protect clients, " if records else ""
     if not (hidden and phase.plan.everyone_pays):
         coins = [] if hidden else [f"cohort={{name='poisson', rate={size / population}}}"]
-        # each at the rate its own budget affords
+        # each client at the rate that its own budget affords
         if phase.whole.budget is not None and phase.whole.budget.personal is not None:
             coins = [f"cohort={{name='by_budget', size={size:g}}}"]
         yield f"{unit}central noise, hidden cohort", [*fedavg, central, *coins]

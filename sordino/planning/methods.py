@@ -45,7 +45,7 @@ class Methods:
         """Algorithm of the experiment, or for a method with a preparation its sequence of phases."""
         table, name = self.experiment.algorithm, str(self.experiment.algorithm.get("name"))
         found = own_algorithm(name) if ":" in name else algorithm_named(name)
-        choices = all_algorithms() if found is None else {name: found}  # what could have been meant
+        choices = all_algorithms() if found is None else {name: found}  # for look-up and suggestions in errors
         return build(table, choices, "algorithm")
 
     @cached_property
@@ -56,12 +56,12 @@ class Methods:
         before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
         if self.experiment.read is not None or self.experiment.uplink is not None:
             with when_used("torch"):  # a plan from public numbers computes nothing with it
-                from sordino.config import gates  # most methods stand behind their own, and need no other
+                from sordino.config import gates  # imported late: most methods have their own
         if self.experiment.read is not None:
             algorithm = algorithm.behind(read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:
             algorithm = algorithm.behind(uplink=gates.uplink(self.experiment.uplink))
-        algorithm.uplink.offer(1.0, self.cohort.hidden)  # what it cannot guarantee is refused before data are read
+        algorithm.uplink.offer(1.0, self.cohort.hidden)  # refuses what cannot be guaranteed, before data are read
         return (*before, algorithm)
 
     @cached_property

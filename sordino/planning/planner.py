@@ -57,7 +57,7 @@ class ExpectedNoise(NamedTuple):
     """
 
     norm: float
-    signal: float  # the largest norm of what is under the noise
+    signal: float  # largest norm of the vector to which the noise is added
 
     @property
     def ratio(self) -> float:
@@ -278,16 +278,16 @@ class Planner:
         return self.phase.experiment.privacy.delta
 
 
-# noise / largest signal of one round: above the first it mostly shows noise, below the second a signal is plain
+# noise / largest signal of one round: above LOUD mostly noise is seen, below QUIET a signal is clear
 LOUD, QUIET = 1.0, 0.3
-MANKIND = 10**10  # a plan that needs more clients needs another idea
+MANKIND = 10**10  # more clients than there are people: no such federation is suggested
 
 
 class NoiseLevel(NamedTuple):
     """Standard deviation of the noise on one coordinate, beside the size of what it hides."""
 
     std: float  # of one coordinate of the noise
-    signal: float  # the largest 2-norm that what is under the noise can have
+    signal: float  # largest 2-norm of the vector to which the noise is added
 
 
 @singledispatch

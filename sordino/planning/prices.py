@@ -52,7 +52,7 @@ class PriceRequest:
     @cached_property
     def participations(self) -> Sequence[int]:
         """Rounds that each client is planned to pay for."""
-        if any(offer.everyone_pays for offer, _ in self.offers):  # in every round, whoever is drawn
+        if any(offer.everyone_pays for offer, _ in self.offers):  # in every round, sampled or not
             return alike(self.rounds, len(self.sizes))
         return self.cohort.participations(self.rounds, len(self.sizes))
 
@@ -163,7 +163,7 @@ def check_price(plan: Plan) -> None:
     if offer is None or budget is None or isinstance(plan.pricing, NominalPrice):
         return
     own = list(user_code.parts(offer.mechanism))
-    whole = replace(plan, portion=1.0)  # other phases have no share in what a law costs
+    whole = replace(plan, portion=1.0)  # the cost of a law does not depend on other phases
     for client in plan.different if own else ():
         released = compact(_priced(whole, offer, client))
         stated = best(released, budget.ideal, offer.subject.neighbours).epsilon
@@ -266,8 +266,8 @@ def shared(
     return {i: (part, price) for i, part, price in zip(priced, parts, prices, strict=True)}
 
 
-LEAST_DELTA = 1e-100  # what is rarer is 0, and its reciprocal no number that can be told
-RARELY = 0.01  # of delta: what a round that is broken off may cost, in all rounds together
+LEAST_DELTA = 1e-100  # a smaller delta is as good as 0, and its reciprocal is too large to print
+RARELY = 0.01  # share of delta that aborted rounds may cost, all rounds together
 
 
 def check_everybody_has_data(sizes: Sequence[int], names: Sequence[str] = ()) -> None:

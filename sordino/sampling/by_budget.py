@@ -269,7 +269,7 @@ class ThresholdPublished(_ByThreshold):
     """Threshold sampling of PDP-Prox as published; it is not proved to keep the budgets."""
 
     cost: Literal["one_round", "share", "full_round"] = "one_round"
-    retire_below: float = 0.01  # of the smallest budget: who has less left takes no part any more
+    retire_below: float = 0.01  # share of the smallest budget; with less left a client leaves
 
     def __post_init__(self) -> None:
         super().__post_init__()

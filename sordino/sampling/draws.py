@@ -60,7 +60,7 @@ class SystemWords:
         return self._source.words(count).cpu().numpy().view(np.uint64)
 
 
-LONGEST = 1 << 16  # coins that one word may settle
+LONGEST = 1 << 16  # most coins that one random word may decide
 
 
 def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
@@ -71,7 +71,7 @@ def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
     sequence treats all numbers below `population` alike. A number is a random word cut to whole bits; values beyond the
     population are rejected, never folded back.
     """
-    if 2 * size > population:  # cheaper to say who stays at home
+    if 2 * size > population:  # cheaper to draw the others
         return np.setdiff1d(np.arange(population), subset(key, population - size, population), assume_unique=True)
     drawn = 2 * size + 16
     while size:
@@ -94,7 +94,7 @@ def heads(tossed: SamplingWords, rate: float, coins: int) -> NDArray[np.int64]:
         return np.arange(coins)
     thresholds = first_head(rate)
     block, found, passed = len(thresholds), [], 0
-    each = -math.expm1(block * math.log1p(-rate)) / rate  # coins that a word settles on average
+    each = -math.expm1(block * math.log1p(-rate)) / rate  # mean number of coins that a word decides
     for part in count():
         words = tossed.words(int(1.1 * (coins - passed) / each) + 16, part)
         first = np.searchsorted(thresholds, words, side="right")  # `block` where there is no head
@@ -128,9 +128,9 @@ class RoundCrew(NamedTuple):
 
     active: list[int]
     late: frozenset[int]
-    epochs: Mapping[int, int]  # of the slow ones that keep whole epochs
+    epochs: Mapping[int, int]  # number of epochs of each slow client that keeps whole ones
     lost: frozenset[int] = frozenset()
-    parts: Mapping[int, float] = {}  # of the slow ones that keep a part of their batches: how large a part
+    parts: Mapping[int, float] = {}  # share of its batches of each slow client that keeps a part
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class Stragglers:
     policy: Literal["drop", "keep", "late"] = "drop"
     epochs: int | None = None  # E of the algorithm, where it counts in epochs
     divisible: bool = True  # an epoch, or a number of steps, may be left unfinished
-    faults: tuple[float, float] = (0.0, 0.0)  # how likely an active client is lost, or late
-    own_fate: bool = False  # of a hidden cohort: who else was drawn must not decide who is slow
+    faults: tuple[float, float] = (0.0, 0.0)  # probabilities that an active client is lost, or late
+    own_fate: bool = False  # hidden cohort: whether a client is slow must not depend on others
 
     def __post_init__(self) -> None:
         if not all(0 <= share <= 1 for share in (self.share, *self.faults)) or sum(self.faults) > 1:
@@ -174,7 +174,7 @@ class Stragglers:
         lose, delay = self.faults
         if not lose + delay or not crew.active:
             return crew
-        tossed = _fates(here, crew.active).tolist()  # a client's fate is its own
+        tossed = _fates(here, crew.active).tolist()  # independent of the other clients
         lost = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if toss < lose)
         late = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if lose <= toss < lose + delay)
         return crew._replace(lost=lost, late=crew.late | late)

@@ -69,7 +69,7 @@ class Ciphertexts:
         own, watch = noise is not None, peers.watch
         server, expected = Adder(public), public.header(t, size, self._layout)
         server.check(self._layout, began + own)
-        # noise takes all the room that is left, whatever was drawn: who opens the sum sees how many are in it
+        # noise counts as `room` contributions, however large it is: the key holder sees the number of contributions
         room = public.most(self._layout) - began
         if noise is not None:
             check_fits(np.abs(noise).max(initial=0), self._layout, room)

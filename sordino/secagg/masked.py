@@ -124,7 +124,7 @@ class Masks:
                 beyond += self._layout.at_the_end(values)
                 yield k, masked.words(values)
 
-        # all halves are played here on one model: what tells it apart from others is the run and the round
+        # server and clients are in this process and have one model: run and round stand for its digest
         model = hashlib.sha256(f"{self._run}/{t}".encode()).digest()
         found = self.open(
             t, len(cohort), size, model, lambda session: ClientsHere(session, cohort, words(), watch), noise
@@ -206,7 +206,7 @@ class MaskedRound:
         self.asked, self._command, self._site, self._down = asked, command, site, down
         self._masked = MaskedWords(uplink.secure, uplink.grid.layout, command.among)
         size = words_of(algorithm, site.task, command.t, down)
-        # what this site received, and not what the server says that it sent
+        # digest of what this site received, not of what the server claims to have sent
         model = hashlib.sha256(asked.messages[0]).digest()
         self._participants = Participants(self._masked.session(header.run, command.t, size, model), command.terms)
         self._given: dict[str, tuple[str, Given]] = {}  # step -> what was asked, and the answer
