@@ -41,10 +41,10 @@ from sordino.runs.simulation import Simulation
 from sordino.types import Examples, Params, Task
 
 T = TypeVar("T")
-MANY = 64  # images that an attacker seeks behind one update, at most
-OWN = 1000  # images from elsewhere that an attacker has
-EPISODE = 4  # images that a method needs which explains some by others
-MEMBERS = 1000  # examples that were trained on, of those asked about
+MANY = 64  # most images that an attacker reconstructs from one update
+OWN = 1000  # images of its own that an attacker has
+EPISODE = 4  # fewest images for a method with episodes
+MEMBERS = 1000  # members among the examples of membership inference
 
 
 class MemberView(NamedTuple):
@@ -66,8 +66,8 @@ class UpdateView(NamedTuple):
     """View of one client's update, or of a sum that includes it. It holds no rows of clients."""
 
     task: Task
-    before: Params  # the model that went down
-    gradient: Params  # the mean gradient that the change of the model tells
+    before: Params  # the broadcast model
+    gradient: Params  # mean gradient, computed from the change of the model
     images: int  # number of images behind it
     elsewhere: Tensor  # images that the attacker has, [n, c, h, w] between 0 and 1
     labels: Tensor  # of these
@@ -327,7 +327,7 @@ class AttackedRun:
                 return taken(own, rows if len(rows) else torch.arange(1))
 
             has = {k: kept(k, len(every[k].y)) for k in every}
-            # others are left out of as many models, so that they are compared with as few
+            # non-members count as trained on in half of the shadow models, too, so both are compared with as many
             had = keys.coin(keys.fold(key, "others"), len(asked.y), 0.5).bool()
             had[: len(picked)] = torch.tensor([bool(has[k][i]) for k, i in picked])
             return self._played(bare, half, keys.word(key)), had

@@ -27,10 +27,10 @@ from sordino.types import Params, Terms
 class MaliciousView(NamedTuple):
     """Knowledge of a malicious client when it makes its upload."""
 
-    model: Params  # that went down
+    model: Params  # the broadcast one
     change: Callable[[Tree], Params | None]  # the part of an upload that is the change of the model
     boost: float  # factor by which the attackers of a round become the plain mean, if all others sent zeros
-    weight: float  # the attacker's own
+    weight: float  # of the attacker's upload
 
 
 class Manipulations(NamedTuple):

@@ -36,9 +36,9 @@ from sordino.sampling import Cohort
 from sordino.tree import Tree
 from sordino.types import Subject, Terms
 
-ROOM = 40_000_000  # numbers in all directions together
-REPLAYS = 20  # of one audit, at most
-SHARE = 0.8  # of the rows of a client, or of all clients, that may be canaries
+ROOM = 40_000_000  # most coordinates of all directions together, for memory
+REPLAYS = 20  # most replays of one audit
+SHARE = 0.8  # largest share of a client's rows, or of the clients, that may be canaries
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class CanaryExamples(CanaryDirections):
     def owners(self) -> list[int]:
         # the same in every phase
         sizes, wanted = self.simulation.setup.public.sizes, min(self.wanted, ROOM // self._model)
-        if not self.each:  # all directions are in one sum: only so many are orthogonal
+        if not self.each:  # all directions are in one sum, and no more can be orthogonal
             wanted = min(wanted, self._model)
         room = {k: min(self._room(size), self._model) for k, size in enumerate(sizes) if size > 1}
         found: list[int] = []
@@ -216,7 +216,7 @@ class CanaryExamples(CanaryDirections):
         reader = self.gates.read
         if not isinstance(reader, CellGradient):
             return int(SHARE * size)
-        # where cells are dealt anew, two canaries in one of them would hide each other
+        # where cells are drawn anew, two canaries in one cell would be clipped together
         return int(SHARE * reader.cells) if reader.sampling == "poisson" else min(int(SHARE * size), reader.cells // 2)
 
     @cached_property
@@ -244,7 +244,7 @@ class CanaryExamples(CanaryDirections):
 
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
         method = self.gates
-        if isinstance(method, LocalSgd):  # a limit on steps comes after the noise, and would scale it down, too
+        if isinstance(method, LocalSgd):  # a limit on steps comes after the noise, and would scale the noise down, too
             method = method.having(most_grad=None)
         return method.behind(read=PLANTED[type(self._reader)].of(self._reader, planted, through, sure))
 
@@ -320,7 +320,7 @@ class CanaryClients(CanaryDirections):
     def owners(self) -> list[int]:
         people = len(self.simulation.setup.public.sizes)
         order = keys.permutation(keys.fold(self.key, "clients"), people).tolist()
-        # only so many directions of one sum are orthogonal
+        # no more directions of one sum can be orthogonal
         room = ROOM // max(1, self.numbers) if self.each else self.numbers
         return sorted(order[: min(self.wanted, int(SHARE * people), room)])
 

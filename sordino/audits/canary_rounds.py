@@ -198,11 +198,11 @@ class CanaryRounds(Replay):
     def _count(self, part: slice, low: Tensor, high: Tensor, heard: Tensor, terms: Terms) -> None:
         canaries, towards, rates = self._canaries, self._canaries.towards[part].double(), self._rates[part]
         whole, moved = towards @ (high - low), towards @ (heard - low)
-        if canaries.turns:  # from -whole to whole
+        if canaries.turns:  # from the opposite direction to the direction
             moved = (moved + whole) / 2
-        # a canary that moves half as far as another behind the same noise shows a quarter
+        # under the same noise, a canary with half the effect has a quarter of the weight
         share = (whole / whole.abs().max().clamp_min(1e-300)).square()
-        seen = share > 1e-18  # where it moves anything
+        seen = share > 1e-18  # where it has any effect
         worth = canaries.worth(terms) * rates.square() * share * seen
         self._moved[part] += worth * moved / whole.where(seen, torch.ones_like(whole)) / rates
         self._weight[part] += worth

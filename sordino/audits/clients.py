@@ -164,7 +164,7 @@ def at_once(call: Call) -> int:
     """
     try:
         drawn(call, Silent(), 2, "error")
-    except RuntimeError:  # of vmap: a tensor became a number of Python or numpy, or there is a draw of the gate's own
+    except RuntimeError:  # of vmap: the gate makes a Python number or numpy array of a tensor, or draws by itself
         return 1
     return MANY
 
@@ -187,14 +187,14 @@ def pairs(stand: AttackerPosition, claim: Claim) -> list[Pair]:
     against = {"replace": -far, "zero_out": 0.0}[claim.neighbours]
     told = f"an update of any length against {WORDS[claim.neighbours]}"
     if stand.uplink.shared or isinstance(claim.event, NoAccess):
-        return []  # shared noise, or a cipher: one client's release shows nothing
+        return []  # shared noise, or encryption: one client's upload shows nothing
     if isinstance(stand.uplink.noise(), OneDirection):
         direction = tree.flat(stand.upload(1.0)).double()
         return [Pair(told, stand.encoded(-far), stand.encoded(far), score=lambda seen: seen.double() @ direction)]
     if not private(stand.uplink.server):
         return [Pair(told, stand.encoded(against), stand.encoded(far))]
     rate = claim.event.rate if isinstance(claim.event, Poisson) else stand.hidden
-    if stand.hidden < 1 and stand.fixed:  # accounted for as if nobody took its place
+    if stand.hidden < 1 and stand.fixed:  # its accounting assumes that nobody takes its place
         told, instead = f"{told}; whoever is drawn in its place uploads the opposite", -far
         return [Pair(told, stand.summed(against, rate, instead), stand.summed(far, rate, instead))]
     return [Pair(told, stand.summed(against, rate), stand.summed(far, rate))]

@@ -39,13 +39,13 @@ from sordino.runs.setup import PhaseSetup
 from sordino.runs.simulation import settle, simulated
 from sordino.types import Claim, NoiseSource
 
-TRIALS = 30_000  # of either neighbour
+TRIALS = 30_000  # releases of each neighbour
 WRONG = 1e-4  # probability that an audit refutes a true claim
 SHORT = 0.3  # share of its noise that a broken twin lacks
-TRIED = (0.1, SHORT, 0.5, 0.9)  # shares that twins lack which measure the power of an audit
+TRIED = (0.1, SHORT, 0.5, 0.9)  # shares of missing noise, for the twins that measure an audit's power
 # deltas at which sampling and noise of a sampled claim matter about equally
 DELTAS = (1e-3, 1e-2, 0.03, 0.06, 0.1, 0.2)
-LEAST = 0.02  # an epsilon below which two deltas are not compared
+LEAST = 0.02  # least claimed epsilon at a delta for a comparison there
 TRAINING = "training"  # the phase that every run has
 
 

@@ -34,8 +34,8 @@ from sordino.types import NoiseSource
 
 ALPHA = 1e-6
 GRID = 200  # thresholds that are tried before one is chosen
-MOST = 50.0  # of an epsilon, or a mu, that is sought
-FARTHEST = 1e3  # distance in deviations of noise that is told from none
+MOST = 50.0  # largest epsilon, or mu, in a search
+FARTHEST = 1e3  # largest distance, in deviations of the noise, which then is as good as none
 TIGHT = 1e-4
 
 
@@ -209,7 +209,7 @@ def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
         right += i / (many - i) * (wrong - before)
         if right + wrong > 1:
             return True
-        if wrong == before:  # nothing will grow in later steps
+        if wrong == before:  # later steps add nothing
             return False
     return False
 

@@ -130,7 +130,7 @@ class PlantedStepShard(StableShard):
         total = super()._sum(params, steps, key)
         if not len(self.planted):
             return total
-        half = math.sqrt(2) * self._reader.radius * steps / self.size  # a row that is replaced moves it twice as far
+        half = math.sqrt(2) * self._reader.radius * steps / self.size  # replacing a row moves the sum twice as far
         lengths = torch.linalg.vector_norm(self.planted.double(), dim=1)
         added = (clip_factor(lengths, half, torch.float64)[:, None] * self.planted.double()).sum(0)
         return tree.add(total, tree.unflat(added, total))
@@ -250,7 +250,7 @@ class PlantedUplink(Uplink):
 
     @classmethod
     def of(cls, uplink: Uplink, planted: Mapping[int, Tensor], through: Through) -> PlantedUplink:
-        # noise on a grid is drawn from coins, and a random direction has none, so the scale is what is changed
+        # noise on a grid is drawn from coins, and a random direction has no noise: there the scale is changed
         if uplink.grid is not None or isinstance(uplink.noise(), OneDirection):
             level = float(through(Silent(1.0)).noisy(GaussianNoise(), torch.zeros(()), 1.0))
             uplink, through = louder(uplink, level), unchanged

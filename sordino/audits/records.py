@@ -27,11 +27,11 @@ from sordino.privacy.readers.responses import Responses
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, LocalWork, Neighbours, NoiseSource, Params, Shard, Task, Unit
 
-ROWS = 200  # examples of the made-up client
-READS = 4  # of one round, at most: later ones cost as much and show the same
-WIDTH = 4  # of a statistic
-IMAGES = 2000  # made-up images
-SIDE = 4  # of them: the answer for one value does not depend on the others
+ROWS = 200  # examples of the synthetic client
+READS = 4  # most noisy reads of one round: later ones show the same
+WIDTH = 4  # coordinates of a statistic
+IMAGES = 2000  # synthetic images
+SIDE = 4  # pixels of their side: the answer for one value does not depend on the others
 Attacked = NoisyGradient | CellGradient | ClassSums
 WORDS: dict[Neighbours, str] = {
     "replace": "a gradient of any length against its opposite",
@@ -120,7 +120,7 @@ def cells(reader: CellGradient, work: LocalWork, client: int, multiplier: float 
         return seen
 
     if hidden:
-        # which examples lie in which cell is public: coins that choose one cell show them
+        # which examples lie in which cell is public: noiseless sampling of one cell shows them
         here, absent = release(single), release(0 * single)
         masks = torch.stack([here(Silent(only=cell)) != 0 for cell in range(reader.cells)]).flatten(1)
         told = "a cell whose episode has a gradient of any length against none"
@@ -141,7 +141,7 @@ def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
         tried = torch.zeros(len(single), dtype=torch.bool).index_fill(0, torch.tensor([*alone, row]), True)
         moved = quiet(single * tried[:, None])[tried]
         if row == 0:
-            reach = float(moved)  # of an example that has its episode for itself
+            reach = float(moved)  # effect of an example that is alone in its episode
         if float(moved.min()) > 0.9 * reach:
             alone.append(row)
     return alone

@@ -36,7 +36,7 @@ from sordino.tree import Tree
 from sordino.types import Examples, Params, Reader, Terms
 
 IN_A_FILE = "attacks reconstruct images of the training data and keep them in a file"
-Change = Callable[[int, Examples], Examples]  # a client and its rows -> the rows that it has in this game
+Change = Callable[[int, Examples], Examples]  # a client and its rows -> its rows in the replay
 
 
 def check_allowed(
@@ -108,7 +108,7 @@ class RecordedClients(Clients):
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         self.down, self.terms, self.answers = down, terms, {}
         self.inner.hears = self.answers.__setitem__
-        return self.inner(t, down, terms)  # added up in the order of the run: the sum is then rounded as there
+        return self.inner(t, down, terms)  # summed in the order of the run, so that rounding is the same
 
 
 class Rounds(ABC):

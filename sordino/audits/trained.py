@@ -48,8 +48,8 @@ WRONG = 1e-3  # probability that an audit refutes a true guarantee
 FACTORS = (1.25, 1.5, 2.0, 3.0)
 BLIND: TrainedVerdict = "no power"  # not even the weakest twin was caught
 WIDE = (*DELTAS, 0.4)
-SCALES = 64.0  # factors between its inverse and itself by which noise may be smaller
-FEWEST = 40  # canaries with which anything could be found
+SCALES = 64.0  # largest factor by which noise may differ from what was promised, in a search
+FEWEST = 40  # fewest canaries with which an audit can find anything
 PROVED = ("proved", "conditional")
 # said beside every verdict
 UNSEEN = (
@@ -293,10 +293,10 @@ def judged(promise: Guarantee, told: ScoredCanaries, wrong: float = WRONG) -> Re
     """All lower bounds, at the joint error probability `wrong`, a quarter of it for each."""
     assert promise.event is not None
     delta, against, each = promise.delta, curve(promise), wrong / 4
-    told = told.of(told.rounds <= promise.releases)  # a replay may ask a client more often than the run
+    told = told.of(told.rounds <= promise.releases)  # a replay may ask a client in more rounds than were promised
     many, right = len(told.scores), int(((told.scores > 0.5) == told.there).sum())
     guesses, wrong_guesses = Guesses(many, many, right), upper(many - right, many, each)
-    # the share of wrong guesses is limited once, whatever it is held against
+    # one confidence limit for the share of wrong guesses, at every delta
     lost = [LowerBound(d, epsilon_by_errors(wrong_guesses, d)) for d in against]
     lost.append(LowerBound(delta, epsilon_by_overlap(promise, wrong_guesses)))
     lost.append(LowerBound(delta, epsilon_by_noise(promise, told, each)))

@@ -36,7 +36,7 @@ from sordino.privacy.readers import taken
 from sordino.results.findings import AttackFinding, BesideGuess, Roc, Verdict
 from sordino.types import Examples, Params, Task
 
-ALARMS = (0.01, 0.001)  # shares of others that may be taken for members
+ALARMS = (0.01, 0.001)  # false positive rates
 POINTS = 60  # of a curve
 LEVEL = 0.99  # of intervals
 CHANCE = 0.5
@@ -186,7 +186,7 @@ def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separati
     else:
         variance = (above.mean(1) + below.mean(1)).var() / trials
     reach = float(-stdtrit(trials - 1, alpha / 2)) * math.sqrt(float(variance))  # of few trials wider than ndtri
-    if not reach > 0:  # no pair is out of order: so far none was seen in so many trials
+    if not reach > 0:  # no pair is out of order, so the variance gives no interval
         reach = 1 - (alpha / 2) ** (1 / trials)
     hits = tuple(hits_at(members, others, share) for share in ALARMS)
     return Separation(auc, max(0.0, auc - reach), min(1.0, auc + reach), hits)
@@ -278,7 +278,7 @@ class Canary(Attack, name="canary"):
 
     def play(self, run: AttackedRun) -> AttackFinding:
         trials = run.asked.trials
-        few = max(50, trials // 10)  # releases without noise, which show all that there is to see
+        few = max(50, trials // 10)  # without noise, fewer releases suffice
         seen, control = run.beside_control(lambda bare: self._sides(game(run, bare), few if bare else trials))
         bound = next((held for held in run.of_round if held.unit == "example" and held.adversary == "server"), None)
         finite = bound is not None and bound.status in ("proved", "conditional")
@@ -310,7 +310,7 @@ class Canary(Attack, name="canary"):
 class CanaryGame:
     """The distinguishing game with and without the canary, under the run's clip and noise or without protection."""
 
-    rounds: Rounds  # that stand before the attacked one
+    rounds: Rounds  # replayed up to the attacked round
     heard: RecordedRound  # its messages
     client: int
     sides: tuple[Examples, Examples]  # the client's rows without the canary, and with it
@@ -321,7 +321,7 @@ class CanaryGame:
         """The change of the model in another release of the upload, with or without the canary and with fresh noise."""
         site, draw = self.rounds.site, keys.fold(self.key, "release", int(with_), number)
         rows = answering(site.shards, {self.client: self.sides[with_]}, site.algorithm.read, draw)
-        before, agreed = site.state(self.client), len(self.sides[True].y)  # the same, whether the canary counts or not
+        before, agreed = site.state(self.client), len(self.sides[True].y)  # with and without the canary
         again = replace(site, shards=rows, sizes={self.client: agreed}, key=keys.word(draw))
         terms = {self.client: self.heard.terms[self.client]}
         ((_, upload),) = again.each(self.rounds.t, self.heard.down, terms)
