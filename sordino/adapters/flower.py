@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     Call = Callable[[Message, Context], Message]
 
 log = logging.getLogger(__name__)
-ACTION = "sordino"  # by which a message of a whole experiment is known
+ACTION = "sordino"  # marks the messages of a whole experiment
 SECURE_SUM = "secaggplus_configs"  # the record of a step of SecAgg and SecAgg+
-WEIGHT = "num-examples"  # by which Flower's strategies weigh, unless they are told another name
+WEIGHT = "num-examples"  # metric by which Flower's strategies weigh by default
 
 
 def private_mod(
@@ -55,7 +55,7 @@ def private_mod(
     def mod(message: Message, context: Context, call_next: Call) -> Message:
         try:
             return private(message, context, call_next)
-        except (WireError, BudgetExhausted, UnsoundGuarantee):  # whose texts repeat nothing
+        except (WireError, BudgetExhausted, UnsoundGuarantee):  # their texts repeat no value of a row
             raise
         except Exception as error:
             raise failed(error) from None
@@ -81,7 +81,7 @@ def private_mod(
         key, before = _arrays(declared, message)
         try:
             reply = call_next(message, context)
-        except Exception as error:  # of whatever kind: its text could repeat a row
+        except Exception as error:  # of any kind: its text could repeat a row
             raise RuntimeError("the training failed") from error
         _, after = _arrays(declared, reply)
         released = declared.moved(before, uplink.of_client(declared.change(before, after)))
@@ -118,7 +118,7 @@ class PrivateStrategy:
         self._inner, self._declared, self._most, self._neighbours = strategy, DeclaredArrays(model), clients, neighbours
         terms = UplinkTerms(epsilon, delta, clip, rounds, clients, neighbours, rate)
         self._uplink = PrivateUplink(folder, self._declared.coordinates, terms, "server")
-        self._rate, self._expected = rate, 0.0  # of the cohort's size: none before a round, or where nobody is asked
+        self._rate, self._expected = rate, 0.0  # expected cohort size: 0 before a round, or if nobody is asked
         self._asked: frozenset[int] = frozenset()
         self._before: Arrays = {}
 
@@ -287,7 +287,7 @@ def site_app(**terms: Any) -> ClientApp:
                 answered = site.answer(_carried(message))
             finally:
                 site.close()
-        except Exception as error:  # whose text Flower would send to the server
+        except Exception as error:  # Flower would send its text to the server
             raise failed(error) from None
         return _carrying(answered, reply_to=message)
 

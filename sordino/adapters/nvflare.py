@@ -40,7 +40,7 @@ class PrivateFilter(Filter):  # type: ignore[misc]
 
     def __init__(self, folder: str, model: Declaration, epsilon: float, delta: float, clip: float, rounds: int) -> None:
         super().__init__()
-        # under the names of the arguments, from which a job is written
+        # attributes named like the arguments: NVFlare writes a job from them
         self.folder, self.model = folder, model
         self.epsilon, self.delta, self.clip, self.rounds = epsilon, delta, clip, rounds
 
@@ -88,7 +88,7 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
         self.epsilon, self.delta, self.clip, self.rounds = epsilon, delta, clip, rounds
         self.clients, self.asked = clients, asked
         self._changes: dict[str, Params] = {}
-        self._refusal: SordinoError | None = None  # the last of this round
+        self._refusal: SordinoError | None = None  # latest refusal in this round
 
     @property
     def _declared(self) -> DeclaredArrays:
@@ -108,7 +108,7 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
         """True if a site's result is accepted; False if it is refused: the workflow goes on with other sites."""
         try:
             return bool(super().accept(shareable, fl_ctx))
-        except Exception as error:  # of a parser that reads what a stranger sent
+        except Exception as error:  # a parser of untrusted bytes may raise anything
             log.warning("a result was refused: %s", getattr(error, "what", type(error).__name__))
             return False
 
@@ -186,7 +186,7 @@ class RunController(Controller):  # type: ignore[misc]
 
                 def done(task: Any, fl_ctx: Any) -> None:
                     with lock:
-                        came.setdefault(ticket, b"")  # nobody has answered
+                        came.setdefault(ticket, b"")  # no answer came
 
                 def received(client_task: Any, fl_ctx: Any) -> None:
                     with lock:

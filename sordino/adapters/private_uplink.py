@@ -36,7 +36,7 @@ from sordino.sampling import alike
 from sordino.types import Grant, Neighbours, NoiseSource, Params
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-# float16 rounds by so much that a clipped change would be longer than the clip
+# not float16: its rounding would make a clipped change longer than the clip
 REAL = tuple(map(np.dtype, ("float32", "float64")))
 
 
@@ -111,7 +111,7 @@ def _array(data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray
         if np.lib.format.read_magic(file) != (1, 0):
             raise undeclared()
         told, by_column, kind = np.lib.format.read_array_header_1_0(file)
-    except Exception:  # of a parser that reads what a stranger sent
+    except Exception:  # a parser of untrusted bytes may raise anything
         raise undeclared() from None
     start, numbers = file.tell(), math.prod(shape)
     if (told, kind) != (shape, dtype) or len(data) != start + numbers * dtype.itemsize:
@@ -142,10 +142,10 @@ class UplinkTerms(NamedTuple):
     epsilon: float
     delta: float
     clip: float  # the longest change of the model by one client
-    rounds: int  # that the budget pays for
+    rounds: int  # number of rounds for which the budget pays
     clients: int = 1
     neighbours: Neighbours = "replace"
-    rate: float | None = None  # at which hidden coins draw clients; None: each client pays as if it were always asked
+    rate: float | None = None  # of hidden Poisson sampling; None: each client pays for every round
 
 
 class PrivateUplink:
@@ -168,7 +168,7 @@ class PrivateUplink:
                 "partition": {"scheme": "iid", "clients": terms.clients},
                 "cohort": {"name": "everyone"} if terms.rate is None else {"name": "poisson", "rate": terms.rate},
                 "algorithm": {"name": "fedavg"},
-                # code that nobody sees here: in one process it could carry rows of a client into another's upload
+                # unknown code: in one process it could put rows of one client into another's upload
                 "model": {"name": "elsewhere:Program"},
                 "uplink": uplink,
                 "privacy": {
@@ -184,7 +184,7 @@ class PrivateUplink:
         )
         self.folder = RunFolder(absolute_folder(folder))
         self._phase = PlannedRun(experiment, public, {"": coordinates}).phases[-1]
-        self._own = (0,) if side == "client" else None  # a client's books believe the server nothing
+        self._own = (0,) if side == "client" else None  # a client's accounts trust no number of the server
         _ = self._phase.plan  # refuses settings whose guarantee would be false
         check_digits()
         self._open_folder(side)

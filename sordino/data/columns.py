@@ -27,9 +27,9 @@ from sordino.errors import DataError
 
 MOST = 0.2  # largest share of a column's values at one site that may be unknown
 FEW = 10  # unknown values of one site below which their share means nothing
-NAMED = 4  # sites in a sentence
+NAMED = 4  # most sites that a sentence names
 WORD = re.compile(r"\w+")
-NOTHING = 0  # token behind the last word of a short text
+NOTHING = 0  # padding token after the last word of a short text
 UNKNOWN = 1  # token of a word that is not in the list
 
 
@@ -49,9 +49,9 @@ class Unknown(NamedTuple):
     column: str
     where: Array  # bool, by row
     cells: Array  # as they are read
-    lies: str  # words behind their number: what is wrong with them
+    lies: str  # text after their number: what is wrong with them
     becomes: str
-    expected: bool = False  # the schema says that there are such values
+    expected: bool = False  # such values are declared, by outside = "move"
 
 
 class Columns(NamedTuple):
@@ -179,7 +179,7 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
         return Feature(np.array(truths, np.float32)[:, None], *said.scale, numbers=True)
     place = _spelled(said.words)
     nothing = len(said.words) if said.other is None else place[said.other]
-    rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last one is empty
+    rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last row is zeros
     found = np.array([place.get(text, nothing) for text in words])
     return Feature(rows[found], unknown=found == len(said.words))
 

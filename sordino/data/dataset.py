@@ -201,7 +201,7 @@ def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float,
     are added or removed; without keys, even if a row is replaced or one is added at the end.
     """
     if keys is None:
-        # the i-th number is the same, however many are drawn
+        # the i-th number does not depend on how many are drawn
         coins = np.concatenate([np.random.default_rng([seed, i] if i else seed).random(n) for i, n in enumerate(rows)])
     else:
         coins = np.array([_coin(key, seed) for key in keys])
@@ -244,7 +244,7 @@ def check_split(train: int, test: int, test_fraction: float, how: str = BY_A_COI
         )
 
 
-DISCLOSED = "class_names_disclosed_to"  # in a manifest: hosts of chat servers, told what the task is about
+DISCLOSED = "class_names_disclosed_to"  # in a manifest: hosts of the chat servers that were sent the class names
 
 
 class Candidates(NamedTuple):
@@ -264,8 +264,8 @@ class ImageNeeds:
     shape: tuple[int, int, int]  # height, width, channels
     key: int
     pool: Split | None = None  # labelled public images, held back from the training set before it was divided
-    cache: Path | None = None  # where images that are dear to draw are kept
-    network: bool = False  # whether anything may be asked of another machine
+    cache: Path | None = None  # folder that caches images which are expensive to draw
+    network: bool = False  # whether other machines may be contacted
 
     def __post_init__(self) -> None:
         need(len(set(self.classes)) == len(self.classes) > 0, "classes", "have names, each of its own")

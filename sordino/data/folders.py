@@ -125,7 +125,7 @@ def load(
     )
 
 
-# ---- which files
+# ---- choice of files
 
 
 def _folders(place: Path) -> dict[str, Path]:
@@ -221,7 +221,7 @@ def _is_image(file: Path) -> bool:
     return file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
 
 
-# ---- what is in them
+# ---- content of files
 
 
 def content(file: Path) -> bytes:
@@ -252,7 +252,7 @@ def _open(
 ) -> Iterator[Split]:
     files = [file for listed in splits.values() for file in listed.files]
     source = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
-    # of all images together; asked for only where they are decoded
+    # of all images together; called only if they are decoded
     mode = lru_cache(lambda: _mode(files) if colours is None else MODE[colours])
     declared = () if colours is None else (colours,)
 

@@ -38,8 +38,8 @@ MODES = {
     "CMYK": "RGB",
     "YCbCr": "RGB",
 }
-MODE = {True: "RGB", False: "L"}  # where it is declared whether images have colours
-LARGEST = 50_000_000  # pixels; a few bytes may claim any number of them
+MODE = {True: "RGB", False: "L"}  # mode by whether images are declared to have colours
+LARGEST = 50_000_000  # pixels; a small file may claim any number
 JPEG = b"\xff\xd8\xff"  # how such a file begins
 
 

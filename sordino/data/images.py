@@ -116,7 +116,7 @@ def _as_declared(folder: Path, classes: Sequence[str], told: Sequence[str], seen
     if told and tuple(told) != tuple(classes):
         why = f"the files say {', '.join(told)}"
     elif seen > len(classes):
-        why = "a label lies beyond them"  # which one stays with the owner of the images
+        why = "a label lies beyond them"  # the label itself is shown to the owner of the images alone
     else:
         return len(classes)
     raise DataError(
@@ -205,7 +205,7 @@ def _decode(
     with opened(data, where) as (image, mode):
         if first is None:
             first = image.size, declared or mode
-        if image.size != first[0]:  # before decoding: a size is cheap to claim
+        if image.size != first[0]:  # before decoding, since a file may claim any size
             raise DataError(
                 f"{where}: the image is {_by(image.size)}, but the images before it are {_by(first[0])}",
                 why="all images of a data set must have the same size",

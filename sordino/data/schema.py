@@ -31,7 +31,7 @@ from typing import Any
 
 from sordino.errors import DataError, extra
 
-TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said of it
+TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> its settings
     "number": ("range", "outside", "missing"),
     "levels": ("levels", "other", "missing"),
     "boolean": ("missing",),
@@ -42,14 +42,14 @@ TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said o
     "label": ("classes", "range"),
 }
 BOOLEANS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
-# kind -> its list, and its least length
+# kind of column -> the name of its list, and the least length of that
 LISTS = {"levels": ("levels", 1), "label": ("classes", 2), "group": ("names", 1)}
 
 
 FEATURES = ("number", "levels", "boolean", "text")
-MOST_TOKENS = 2**20  # words of a list, or buckets
-MOST_ROWS = 1000  # of one person
-BYTES = "bytes"  # the tokenizer that nothing was trained for
+MOST_TOKENS = 2**20  # largest number of listed words, or of buckets
+MOST_ROWS = 1000  # largest number of rows of one person
+BYTES = "bytes"  # a tokenizer that was not trained on any text
 UNPAID = "a vocabulary that is learned from rows reveals the words in them, and no budget pays for that"
 
 
@@ -63,9 +63,9 @@ class Column:
     words: tuple[str, ...] = ()  # levels, classes or names, as a file spells them
     other: str | None = None
     strict: bool = False  # a number outside the range is refused
-    # outside = "move" was written out: there may be many such values. Not a part of the digest, as they move anyway
+    # outside = "move" was declared: many values may be outside. Not in the digest: the default moves them, too
     moved: bool = field(default=False, repr=False)
-    missing: str | None = None  # what stands for a gap, as a file spells it
+    missing: str | None = None  # value for a missing cell, as a file spells it
 
     @property
     def width(self) -> int:
@@ -87,7 +87,7 @@ class TextColumn(Column):
     """
 
     length: int = 0
-    buckets: int = 0  # words fall into so many of them, where there is no list
+    buckets: int = 0  # number of hash buckets for words, where there is no list
 
     @property
     def width(self) -> int:
@@ -142,7 +142,7 @@ def loaded(tokenizer: str) -> Any:
 class KeyColumn(Column):
     """A column whose value says to whom a row belongs, such as a patient's number: several rows may share it."""
 
-    rows: int = 1  # at most
+    rows: int = 1  # most rows with one value
 
 
 @dataclass(frozen=True)

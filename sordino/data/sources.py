@@ -96,7 +96,7 @@ def quadratic(
 
 FEATURES, CLASSES = 60, 10
 SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
-HELD = 1 << 30  # bytes of training inputs that are kept in memory; more are drawn again when a device is asked for
+HELD = 1 << 30  # bytes of training inputs kept in memory; beyond it, a device's inputs are drawn anew at each access
 
 
 class TrueModel(NamedTuple):
@@ -150,7 +150,7 @@ def synthetic(
         repeated.bit_generator.state = told
         return drawn(repeated, k)[0][: cuts[k]]
 
-    # every row has its place before it is drawn: of many devices two copies would not fit
+    # arrays are allocated before rows are drawn: two copies of many devices would not fit
     train, test = (
         Split(np.empty((rows, FEATURES), np.float32), np.empty(many.sum(), np.int64), np.repeat(range(clients), many))
         for many, rows in ((held[0], held[0].sum() if states is None else 0), (held[1], held[1].sum()))
@@ -257,7 +257,7 @@ class TorchRows(RowSource):
     def rows(self, seed: int) -> SourceRows:
         size = len(self._given)  # type: ignore[arg-type]
         each = [tuple(map(np.asarray, self._given[at])) for at in range(size)]
-        if len({x.dtype == np.uint8 for x, *_ in each}) > 1:  # one alone would make numbers of all images
+        if len({x.dtype == np.uint8 for x, *_ in each}) > 1:  # a single float image would turn all images into numbers
             raise _unfit("in memory", "gives x as bytes in some rows, and as other numbers in others")
         return SourceRows(*map(np.stack, zip(*each, strict=True)))
 
@@ -279,7 +279,7 @@ def load(
     parts = [_checked(part, name, outcome) for part in (given, tested) if part is not None]
     classes = 0 if outcome is not None else source.classes or int(max(part.y.max() for part in parts)) + 1
     whole = tuple(np.concatenate(column) for column in zip(*((part.x, part.y) for part in parts), strict=True))
-    if outcome is None and whole[1].max() >= classes:  # which label it is stays with the owner of the rows
+    if outcome is None and whole[1].max() >= classes:  # the label itself is shown to the owner of the rows alone
         raise _unfit(name, f"has a label beyond the {classes} classes that it declares")
     groups, codes = _groups(parts)
     x, y = _between(whole[0], source.reach), whole[1]

@@ -26,7 +26,7 @@ from sordino.errors import DataError
 
 IN_MEMORY = Path("data in memory")
 HEAD = 2**20  # bytes in which a first line must end
-MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # that some programs put in front
+MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # byte order marks
 SEPARATORS = (",", ";", "\t", "|")
 SPELLED = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
@@ -57,7 +57,7 @@ class GivenDialect:
                 first.decode()
                 encoding = "utf-8"
             except UnicodeDecodeError:
-                encoding = "cp1252"  # as Windows writes Western languages; latin-1 has the same letters
+                encoding = "cp1252"  # usual on Windows for Western languages; its letters are those of latin-1
         outside = "".join(first.decode(encoding, "replace").split('"')[::2])  # of quotes
         counts = {mark: outside.count(mark) for mark in SEPARATORS}
         likely = "\t" if kind_of(file) == ".tsv" else max(counts, key=lambda mark: counts[mark])  # else the first
@@ -74,7 +74,7 @@ class TableFile(NamedTuple):
 
     path: Path
     rows: int
-    dialect: Dialect | None  # None: the file says itself what its columns are
+    dialect: Dialect | None  # None: the format declares its columns, as parquet does
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _read_one(
         raise DataError(f"there is no file or folder {file}", fix="check the path", code="missing-file")
     dialect = None
     try:
-        if kind_of(file) == ".parquet":  # which says itself what its columns are
+        if kind_of(file) == ".parquet":  # which declares its columns
             table = pq.read_table(file)
         else:
             dialect = written.dialect(file, _first_line(file))
@@ -294,7 +294,7 @@ def _read_text(file: Path, dialect: Dialect, as_text: Sequence[str]) -> pa.Table
     except pa.ArrowInvalid as error:
         if "UTF8" not in str(error):
             raise
-        return csv.read_csv(file, read_, parse, options(pa.binary()))  # which cell it is, is found below
+        return csv.read_csv(file, read_, parse, options(pa.binary()))  # `_with_letters` finds the bad cell
 
 
 def _without(table: pa.Table, ignored: Sequence[str]) -> pa.Table:

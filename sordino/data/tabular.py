@@ -149,8 +149,8 @@ def _apart(rows: TableRows, found: Columns, test_fraction: float, seed: int) -> 
 
 
 LISTED = 6  # words of a column
-RARE = 0.01  # of all rows: a class that an accuracy hardly shows
-SMALL = 3  # rows of a client, or fewer
+RARE = 0.01  # share of all rows below which accuracy hardly shows a class
+SMALL = 3  # most rows of a client that is reported as small
 MANY_CLASSES = 20
 
 

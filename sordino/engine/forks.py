@@ -29,7 +29,7 @@ from sordino import tree
 from sordino.engine.client_states import looks
 from sordino.fast import give_back_freed_memory
 from sordino.fast.factored import dense
-from sordino.fast.parallel import ROOM, Ends, ProcessMessage, Told, apart, whole
+from sordino.fast.parallel import ROOM, Ends, ProcessMessage, Values, apart, whole
 from sordino.tree import Tree
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Unit(NamedTuple):
     """Group of clients that are computed in one call."""
 
     clients: Sequence[int]
-    terms: Sequence[Told]
+    terms: Sequence[Values]
     states: Sequence[Tree]
     cost: float  # estimated work, relative to other units
     compute: Callable[[], UnitAnswers]
@@ -104,7 +104,7 @@ class Fork:
         self.say(told, leaves)
         return True
 
-    def say(self, told: Told, tensors: Sequence[Tensor]) -> None:
+    def say(self, told: Values, tensors: Sequence[Tensor]) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended; the next `heard` notices that
             self.ends.say(told, tensors)
 

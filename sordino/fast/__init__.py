@@ -85,7 +85,7 @@ class Operand(NamedTuple):
     """A matrix of a product under `vmap`: one for all clients, or one for each."""
 
     whole: Tensor
-    each: bool  # has every client its own, in front? Else this one is everybody's
+    each: bool  # each client has its own, along dimension 0; False: all share one
 
     def of(self, clients: int) -> Tensor:
         """The tensor with one entry per client along its first dimension; a tensor that all clients share is
@@ -116,7 +116,7 @@ def vmapping() -> bool:
 def for_all(rule: Callable[..., Tensor], *operands: Tensor) -> Tensor:
     """Call `rule` once with the number of clients and the operands of all clients; only where `vmapping()`."""
     inside = torch._C._functorch
-    at_work = inside.peek_interpreter_stack()  # as long as it is held, what is asked of it is there
+    at_work = inside.peek_interpreter_stack()  # the stack must be referenced while it is in use
     level, clients = at_work.level(), inside.CVmapInterpreterPtr(at_work).batchSize()
     parted = [inside._unwrap_batched(one, level) for one in operands]
     outer = inside.pop_dynamic_layer_stack()
@@ -129,8 +129,8 @@ def for_all(rule: Callable[..., Tensor], *operands: Tensor) -> Tensor:
 
 
 MOST, STEP, LEAST = 2048, 64, 32  # rows that are multiplied together: a multiple of the step, or the least
-LARGE = 1 << 21  # multiplications of numbers, from which on a call is worth it
-CLIENTS = 16  # about as many share a product
+LARGE = 1 << 21  # scalar multiplications from which on oneDNN is faster
+CLIENTS = 16  # typical number of clients in one product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -168,7 +168,7 @@ class ClientRows:
 
     def __init__(self, x: Tensor) -> None:
         self.x = x  # [n, in]
-        self._start: tuple[Tensor, int] | None = None  # and how often it had been written to
+        self._start: tuple[Tensor, int] | None = None  # initial weights, and their version (number of in-place writes)
         self._through: Tensor | None = None
         self._gram: Tensor | None = None
 
@@ -183,7 +183,7 @@ class ClientRows:
     def times(self, weight: Matrix, bias: Tensor | None, index: Index) -> Tensor:
         """The output of a linear layer for the rows of `index`."""
         if not (isinstance(weight, Moved) and weight.along(self)):
-            # a tensor may be walked on in its own memory, so nothing of it is remembered
+            # a tensor may be changed in place, so no output for it is cached
             return fast.linear(self.x[index], dense(weight), bias)
         start = weight.start, weight.start._version
         if self._start is None or self._start[0] is not start[0] or self._start[1] != start[1]:
@@ -337,7 +337,7 @@ class Moved(Lazy):
         return self.start.shape
 
     def dense(self) -> Tensor:
-        if isinstance(self.way, Span):  # it may go on
+        if isinstance(self.way, Span):  # later steps may still write into it
             return fast.added(self.start, self.way.c, self.way.rows.x)
         if self._whole is None:
             self._whole = self.way.added_to(self.start, 1.0)

@@ -20,9 +20,9 @@ from sordino.fast.factored import dense
 if TYPE_CHECKING:
     from torch import Tensor
 
-Gradients = dict[str, Any]  # tensors, or what stands for one, by their names
+Gradients = dict[str, Any]  # tensors, or lazy matrices, by name
 
-AS_IT_IS = 2  # calls with the same shapes that are not recorded: in them libraries choose their kernels
+AS_IT_IS = 2  # first calls with the same shapes, which are not recorded: in them libraries choose kernels
 MOST = 16  # recordings that one owner keeps; each holds all that its kernels write
 KEPT = "_recorded"  # the recordings, among the attributes of their owner
 
@@ -80,4 +80,4 @@ class _Recording:
     def play(self, given: list[Tensor]) -> list[Tensor]:
         torch._foreach_copy_(self._given, given)
         self._graph.replay()
-        return list(torch._foreach_mul(self._found, 1.0))  # a copy: the next play writes to the same memory
+        return list(torch._foreach_mul(self._found, 1.0))  # a copy: the next replay overwrites the memory

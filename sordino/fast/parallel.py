@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-ROOM = 1 << 28  # bytes that one side may leave for the other in a round
-ALIGNED = 64  # where a tensor may begin
-HEAD = struct.Struct("<qq")  # where words lie, -1 behind the head; and how long they are
+ROOM = 1 << 28  # bytes of shared memory for one side's messages in a round
+ALIGNED = 64  # tensors begin at multiples of it
+HEAD = struct.Struct("<qq")  # position of the JSON, -1: it follows in the pipe; and its length
 
-Told = Mapping[str, Any]  # as JSON
+Values = Mapping[str, Any]  # plain values, sent as JSON
 
 
 @cache
@@ -50,7 +50,7 @@ def kinds() -> tuple[torch.dtype, ...]:
 class ProcessMessage(NamedTuple):
     """A message between the two processes: plain values as JSON (`told`), and tensors."""
 
-    told: Told
+    told: Values
     tensors: list[Tensor]
 
 
@@ -75,7 +75,7 @@ class Ends:
     def room(self, size: int) -> bool:
         return self._used + size <= len(self._mine)
 
-    def say(self, told: Told, tensors: Sequence[Tensor] = ()) -> None:
+    def say(self, told: Values, tensors: Sequence[Tensor] = ()) -> None:
         placed = [(kinds().index(one.dtype), self._left(one), *one.shape) for one in tensors]
         words = torch.frombuffer(bytearray(json.dumps({**told, "tensors": placed}).encode()), dtype=torch.uint8)
         at = self._left(words)

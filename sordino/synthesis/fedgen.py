@@ -47,8 +47,8 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedGen(LocalSgd[Server, Client, Server, Up], OwnLoss, OtherReads, name="fedgen", carries_statistics=True):
-    strength: float = 10.0  # of both terms in round 0; 0: FedAvg
-    decay: float = 0.98  # of it, per round
+    strength: float = 10.0  # weight of both terms in round 0; 0: FedAvg
+    decay: float = 0.98  # of the strength, per round
     least: float = 1e-4
     noise: int = 100
     hidden: int = 512
@@ -57,7 +57,7 @@ class FedGen(LocalSgd[Server, Client, Server, Up], OwnLoss, OtherReads, name="fe
     generator_decay: float = 1e-2  # of its weights
     generator_batch: int = 32
     reads_each = True
-    wants = "single examples"  # counts their labels
+    wants = "single examples"  # it counts their labels
 
     def init(self, task: Task, key: Key) -> Server:
         made = feature_generator(task.labels, self.noise, task.width, keys.fold(key, "generator"), self.hidden)

@@ -41,7 +41,7 @@ class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, OtherReads, name="vhl", take
     noise_weight: float = 1.0
     pull: float = 1.0
     among_noise: float = 0.1
-    pull_epochs: int = 5  # of a round: later ones learn without pulling
+    pull_epochs: int = 5  # first epochs of a round, in which features are pulled
     temperature: float = 0.07
     _shape: tuple[int, ...] = ()
 

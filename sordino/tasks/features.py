@@ -44,7 +44,7 @@ class _Features(torch.autograd.Function):
         ctx.save_for_backward(*cast)
         ctx.chain, ctx.names, ctx.kinds = chain, names, [value.dtype for value in values]
         z, ctx.kept = chain.body(dict(zip(names, cast, strict=True)), x, draws)
-        return torch.clone(z)  # what is kept must not know the graph that keeps it
+        return torch.clone(z)  # a kept tensor must not refer to the graph that keeps it
 
     @staticmethod
     @once_differentiable

@@ -26,10 +26,10 @@ from sordino.privacy.readers import remembering
 from sordino.tasks.nets import Dropout
 from sordino.types import Params
 
-# a task sets the mode and the parameters for every pass; buffers are looked at by their own names
+# a task sets mode and parameters in every pass; buffers are compared by their own names
 OURS = {"training", "_parameters", "_modules", "_buffers"}
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-HOLDERS = frozenset({dict, OrderedDict, list, set, tuple, deque})  # layers have many that are empty
+HOLDERS = frozenset({dict, OrderedDict, list, set, tuple, deque})  # empty ones are skipped: layers have many
 LIBRARIES = ("sordino", "torch", "builtins")
 
 LISTED = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer lists its parameters anew for every pass
@@ -123,7 +123,7 @@ def _value(value: object, seen: set[int]) -> object:
     """
     kind = type(value)
     if kind in PLAIN or (kind in HOLDERS and not value):
-        return (value if kind in PLAIN else kind,)  # in a tuple even what is not a number is equal to itself
+        return (value if kind in PLAIN else kind,)  # in a tuple, because NaN there equals itself
     if isinstance(value, Tensor):
         return id(value) if isinstance(value, nn.Parameter) and value.requires_grad else _checksum(value)
     if id(value) in seen or isinstance(value, type | ModuleType):
@@ -227,7 +227,7 @@ def overwritten(params: Params, before: Params) -> str:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    # a model that has diverged is not a number, before and after
+    # NaN before and after is no change: a model may have diverged
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 

@@ -20,7 +20,7 @@ from sordino.tasks.network import InputSettings
 from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Params
 
-OUTPUTS = 1 << 24  # of one pass while a model is scored
+OUTPUTS = 1 << 24  # most outputs of one pass in scoring
 
 
 class NextTokenLoss(Loss):

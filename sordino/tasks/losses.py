@@ -95,7 +95,7 @@ class CrossEntropy(WrittenLoss):
         return torch.zeros(len(y), outputs, dtype=dtype).scatter(1, y[:, None], 1.0)
 
     def slope(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return torch.softmax(outputs, 1, dtype=target.dtype).sub_(target)  # what was expected minus what is
+        return torch.softmax(outputs, 1, dtype=target.dtype).sub_(target)  # predicted probability minus label
 
 
 class WeightedCrossEntropy(CrossEntropy):

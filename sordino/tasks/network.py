@@ -30,8 +30,8 @@ from sordino.tasks.nets import Dropout, keyed_dropout
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
 
-STACK_WEIGHTS = 1 << 16  # of one client: more of them leave the cache faster than calls are saved
-POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the caches hold
+STACK_WEIGHTS = 1 << 16  # largest model for stacks: larger ones lose more by cache misses than is saved by fewer calls
+POOL_FLOATS = 6_000_000  # numbers in one pass over many clients' rows: about as many as the caches hold
 GPU_FLOATS = 64 * POOL_FLOATS  # the same on a GPU, which they fill
 
 
@@ -45,7 +45,7 @@ class InputSettings(NamedTuple):
     image: bool = False
     precision: torch.dtype = torch.float32
     augment: str = "none"
-    keeps: bool = False  # training starts from the network's own values, and not from drawn ones
+    keeps: bool = False  # training starts from the network's own values, not from random ones
     architecture: Architecture | None = None  # from which another process builds the network
 
 
@@ -69,7 +69,7 @@ class NetworkOnRows:
         self.name = name
         self._augment = AUGMENT[augment]
         self._net, self._image, self._shape = net, image, shape
-        each = shape if image and len(mean) > shape[-1] else (-1,)  # for every pixel, or for a channel or feature
+        each = shape if image and len(mean) > shape[-1] else (-1,)  # statistics per pixel, or per channel or feature
         deviation = torch.tensor(std, dtype=torch.float64).clamp_min(1e-6).reshape(each)
         self._scale = (1 / (deviation * (255 if image else 1))).float()
         self._shift = (-torch.tensor(mean, dtype=torch.float64).reshape(each) / deviation).float()

@@ -51,7 +51,7 @@ class NearestMean:
         found = distances(z, self.means)
         place = torch.searchsorted(self.labels, examples.y).clamp_max(len(self.labels) - 1)
         known = self.labels[place] == examples.y
-        # a class the client never saw counts as the least likely one that it knows
+        # an example of a class that the client lacks gets the largest loss over the known classes
         losses = -torch.nn.functional.log_softmax(found.double(), 1)
         loss = torch.where(known, losses.gather(1, place[:, None])[:, 0], losses.amax(1))
         return {"accuracy": ((found.argmax(1) == place) & known).double(), "loss": loss}
@@ -68,7 +68,7 @@ def plain(task: Task, params: Params, shard: Shard) -> Shared:
 
 def finetune(task: Task, params: Params, shard: Shard) -> Shared:
     """The model after one gradient step with learning rate 0.1 on all of the client's data."""
-    params = {**params, **{name: params[name].clone() for name in task.statistics}}  # the pass moves them
+    params = {**params, **{name: params[name].clone() for name in task.statistics}}  # the pass updates them
     for batch in shard.batches(LocalWork(None, 1, None), keys.root(0)):
         params = tree.formed(tree.axpy(-0.1, batch.grad(task.losses, params), params))
     return Shared(task, params)
@@ -91,8 +91,8 @@ def training_loss(task: Task, params: Params, shard: Shard) -> Tensor:
     return total / shard.size
 
 
-PLAIN = "plain"  # the model as it is
-OWN = "own"  # the algorithm's way
+PLAIN = "plain"  # the shared model, unchanged
+OWN = "own"  # personalised as the algorithm does it
 WAYS: dict[str, Callable[[Task, Params, Shard], Shared | NearestMean]] = {
     PLAIN: plain,
     "finetune": finetune,
@@ -103,7 +103,7 @@ WAYS: dict[str, Callable[[Task, Params, Shard], Shared | NearestMean]] = {
 class OwnModels:
     """An algorithm whose clients keep personal models, on which it is evaluated."""
 
-    own_way: str | None = None  # how they make one from their examples alone; None: it takes what a client keeps
+    own_way: str | None = None  # how, from their examples alone; None: a client's kept state is needed
 
     def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Scorer:
         """The personal model that a client derives from the server's model, its own examples and its state."""

@@ -30,9 +30,9 @@ class Supervised(NetworkOnRows, ABC):
     """A network and the loss that it is trained with."""
 
     feature_radius: float | None = None
-    scores: tuple[str, ...]  # of all test examples together, that make sense of its answers
-    always: tuple[str, ...] = ()  # those of them that are measured unasked
-    places = 0  # dimensions of an example, at each place of which there are outputs
+    scores: tuple[str, ...]  # metrics over all test examples together that suit its predictions
+    always: tuple[str, ...] = ()  # those of them that are measured by default
+    places = 0  # dimensions of an example over which it has outputs: 1 for each token of a text
 
     def __init__(self, net: nn.Module, inputs: InputSettings, loss: LossFunction) -> None:
         super().__init__(net, inputs, written_out=isinstance(loss, WrittenLoss))
@@ -261,15 +261,15 @@ class Supervised(NetworkOnRows, ABC):
 
     def _rules_hold(self, losses: Losses, params: Params) -> bool:
         # they assume that each layer is used once and owns its parameters, and that a loss reaches the parameters
-        # through the layers only:
-        # try it on random rows. Where that deceives, a gradient is wrong; it stays one example's own, and clipped
+        # through the layers only. This is tried on random rows; where the trial misleads, a gradient is wrong, but it
+        # depends on one example alone, and is clipped
         x = self._sample
-        if (most := self.largest_token) > 0:  # numbers below 1 are no tokens
+        if (most := self.largest_token) > 0:  # tokens are numbers from 1 on
             x = torch.cat([x, self._texts(most)])
         batch, draws = Examples(x, self._any_labels(len(x))), keys.bits(keys.root(1), len(x))
         try:
             fast = fast_sum(self._recorder, losses, params, batch, draws, 0.5, 2)
-        except RuntimeError:  # an operation that overwrites what a layer gave
+        except RuntimeError:  # an in-place operation on a layer's output
             return False
         slow = one_by_one(losses, params, batch, draws, 0.5, 2)
         return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)
@@ -302,7 +302,7 @@ class Classification(Supervised):
         inputs = InputSettings(name, shape, mean, std, image, precision, augment, keeps, architecture)
         super().__init__(net, inputs, CrossEntropy() if loss is None else loss)
         self._labels = labels
-        self.feature_radius = bounded(net) if loss is None else None  # it speaks of cross-entropy
+        self.feature_radius = bounded(net) if loss is None else None  # the bound on gradients holds for cross-entropy
 
     def _any_labels(self, many: int) -> Tensor:
         return torch.arange(many) % self.classes

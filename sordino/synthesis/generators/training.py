@@ -113,14 +113,14 @@ def _train(
         order = balanced(labels, shape.classes, epoch, keys.fold(key, "order"))
         seen = []
         for at in torch.split(order, batch):
-            if len(at) < batch:  # the norms of a small rest would be a lottery; who falls in it changes by epoch
+            if len(at) < batch:  # norms of a small last batch would be unreliable; its images change by epoch
                 break
             wanted = generators.integers(source, shape.classes, batch)
             fakes = maker(generators.normal(source, batch, shape.noise), wanted)
             s, q = judge(fakes)
             made = generator_loss(s, q, wanted)
             s_real, q_real = judge(x[at])
-            judged = discriminator_loss(s_real, q_real, labels[at], s, q, wanted)  # one look at the fakes serves both
+            judged = discriminator_loss(s_real, q_real, labels[at], s, q, wanted)  # one pass serves both
             for_maker, for_judge = _gradient(made, maker, keep=True), _gradient(judged, judge)
             _step(makes, for_maker)
             _step(judges, for_judge)

@@ -97,7 +97,7 @@ class Anchor(NamedTuple):
     mean: Tensor
     task: Task
     model: Params
-    project: Tensor | None = None  # to fewer dimensions
+    project: Tensor | None = None  # projection to fewer dimensions, if any
     client: int = -1  # its client, where that is known
 
     def seen(self, x: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ class Recipe:
                 sure.append(logits.softmax(1)[:, label].mean())
             return float(torch.stack(sure).mean()) if sure else 0.0
 
-        # without a judge the last state is kept
+        # without a score the last state is kept
         judge = score if anchors and all(a.project is None for a in anchors) else None
         made = training.train_acgan(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
         return TrainedGenerator(made.state, kept, empty.learned, self.logged(made.log))

@@ -44,7 +44,7 @@ class Ranked(NamedTuple):
     f1: Tensor
     order: Tensor  # [ranks, classes]: devices, the best first
     models: Params  # of these, [ranks, classes, ...]
-    trained: Tensor  # true after the round
+    trained: Tensor  # true once the round is over
 
 
 class Start(NamedTuple):
@@ -69,10 +69,10 @@ class AskingState(NamedTuple):
     order: Tensor  # [ranks, classes]
     models: Params  # [ranks, classes, ...]
     slots: Tensor  # the class of each
-    place: Tensor  # the rank that is asked, or has answered
+    place: Tensor  # rank of the device that is asked, or has answered
     state: Tensor  # of each slot: 0 waiting, 1 answered, 2 unanswered
     prototypes: Tensor  # [slots, d]
-    counts: Tensor  # of images in each, as received
+    counts: Tensor  # numbers of images in each, as received
     generator: Params
     kept: Tensor  # numbers of the candidates that were chosen, -1 beyond
     learned: Tensor  # classes that the generator knows

@@ -148,7 +148,7 @@ class Train(
 
     def update(self, s: Ranked, r: Received[Up], home: Home) -> Ranked:
         task, probe = home.task, given_examples(self, home)
-        people = len(home.sizes)  # an upload that is not the model of a device counts as silence
+        people = len(home.sizes)  # an upload that is not a device's model counts as no answer
         sent = {int(up.device): up.delta for up in r.each if 0 <= int(up.device) < people and tree.finite(up.delta)}
         if len(sent) < self.ranks:
             raise RunError(

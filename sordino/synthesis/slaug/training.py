@@ -75,7 +75,7 @@ class Up(NamedTuple):
     """Upload: the change of the local model, with sums and counts of features by class."""
 
     delta: Params
-    # of the features of drawn images, by class; in parts of the client's size, so that weights make them a plain sum
+    # of the features of drawn images, by class; divided by the client's size, so that weighting restores plain sums
     sums: Tensor
     counts: Tensor
 
