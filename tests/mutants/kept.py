@@ -105,7 +105,7 @@ KEPT = [
         "whoever asks a process that has ended once more waits for ever",
         "transport/message.py",
         "            self._came.put((peer, frame))  # for the next",
-        "            # whoever",
+        "            # for the next",
         "tests/transport/test_pipes.py::test_a_worker_that_dies_is_told_and_the_run_goes_on_later",
     ),
     one(
