@@ -61,26 +61,26 @@ def one_round(
     execute.gather()  # between machines: wait until enough clients are connected
     now = run.open(t)
     cohort = run.draw(now, server, execute.away, execute.repeats)  # drawn in public order, or secretly at random
-    crew = run.stragglers.split(cohort, t, run.key)
-    prices = run.prices(now, crew.active, stalled)  # the cost for each client; clients that cannot pay abstain
+    clients = run.stragglers.split(cohort, t, run.key)
+    prices = run.prices(now, clients.active, stalled)  # the cost for each client; clients that cannot pay abstain
     if (others := run.reserved_for_others(t, prices)) is not None:  # clients of an interrupted attempt
-        crew = run.stragglers.split(others, t, run.key)
-        prices = run.prices(now, crew.active, stalled)
+        clients = run.stragglers.split(others, t, run.key)
+        prices = run.prices(now, clients.active, stalled)
     now = run.reserve(now, prices)  # durable, before any data is read
 
     down = run.algorithm.broadcast(server)
     if not execute.repeats:
         run.begin(now)  # durable, before anything leaves a client
-    answers = execute(t, down, run.all_terms(now, crew))  # at the clients: local(), then uplink.encode()
+    answers = execute(t, down, run.all_terms(now, clients))  # at the clients: local(), then uplink.encode()
     if execute.repeats:
         answers = Answers(_begun_behind(run, now, answers))
 
-    received, came, digest, stalled = run.receive(now, answers, crew, down)  # sum, central noise, decode, divide
+    received, came, digest, stalled = run.receive(now, answers, clients, down)  # sum, central noise, decode, divide
     if not came.secure.get("aborted"):  # a sum that was not opened changes nothing
         server = run.algorithm.update(server, received, run.home)
     received = replace(received, _each=list)  # single uploads are not held while the state is saved
     traffic = run.inbox.bytes_down(t, down, now.granted), came.size, came.payload
-    outcome = Outcome(server, received, crew.active, came.answered, *traffic, came.secure, stalled)
+    outcome = Outcome(server, received, clients.active, came.answered, *traffic, came.secure, stalled)
     keep(outcome, digest)  # durable first: after a crash, resuming finishes this release and makes no other
     run.publish(t, digest)  # from here on the ledger refuses another result for this round
     return outcome

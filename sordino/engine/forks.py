@@ -171,8 +171,8 @@ class ParentUnits:
 class SpeedSoFar(NamedTuple):
     """Speed measured in the round before: times per unit of cost, and the total cost."""
 
-    unit: float = 0.0  # seconds to do it
-    answer: float = 0.0  # seconds of the parent, to hand on what it answers
+    unit: float = 0.0  # seconds to compute it
+    answer: float = 0.0  # seconds of the parent to process its answer
     all: float = 0.0  # the cost of all units together
 
 
@@ -238,7 +238,7 @@ class Forks:
         left = to_give = cost  # answers of so much are still to be handed on; so much is still to be given
         known = cost > 0
         for number, unit in enumerate(units):
-            # where nothing is known of a first round, it is as if each would get another such unit
+            # in a first round costs are unknown: assume one more group of this cost for each process
             to_give = max(0.0, to_give - unit.cost) if known else unit.cost * (len(self._forks) + 1)
             first = min(self._forks, key=self._free_at, default=None)
             theirs = first is not None and self._sooner(first, unit.cost, max(0.0, left), to_give)
@@ -262,8 +262,8 @@ class Forks:
         many = len(self._forks) + 1
         given = max(theirs + unit, (own + theirs + unit + rest) / many)
         kept = max(own + unit, (own + unit + max(theirs, own + unit) + rest) / many)
-        # where it makes no difference, the fork gets it: small units, which come last, are left to the parent, which
-        # knows when they are done
+        # on a tie the fork gets the group: the small ones, which come last, are left to the parent, which knows when
+        # they are done
         return given <= kept + unit / 100
 
     def _free_at(self, fork: Fork) -> float:
@@ -287,7 +287,7 @@ class Forks:
         """Answers of the next unit from this fork; where the fork has died, of all units that it was given, computed
         here. `keep`: copies answers, so that they can be read after the round.
         """
-        # exact because `compute` draws from the keys of its clients alone: who computes a unit changes nothing
+        # exact because `compute` draws from the keys of its clients alone, whichever process computes them
         if (frame := fork.heard()) is None:
             self._forks.remove(fork)
             fork.end()

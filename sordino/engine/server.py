@@ -278,7 +278,7 @@ class RoundUploads:
 
     @property
     def tally(self) -> Tally:
-        # units of clients come in an order of their own
+        # groups of clients are done in any order
         return Tally(sorted(self._answered), self._size, wire.payload_bytes(self._schema))
 
     def digest(self, mean: Tree) -> bytes:

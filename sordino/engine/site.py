@@ -108,7 +108,7 @@ class Site(Executor):
                 turn = next(waited, None)
 
     def _by_unit(self, found: Iterable[tuple[int, UnitAnswers]]) -> Iterator[tuple[int, Tree] | Summed]:
-        early: dict[int, UnitAnswers] = {}  # units that came before their turn
+        early: dict[int, UnitAnswers] = {}  # answers of groups that came before their turn
         turn = 0
         for number, answers in found:
             early[number] = answers
@@ -125,7 +125,7 @@ class Site(Executor):
     def _trained(
         self, now: RoundHere, units: Iterable[list[Member]], terms: Mapping[int, Terms]
     ) -> Iterator[tuple[int, UnitAnswers]]:
-        """Answers of all units with their numbers, in whichever process they are computed."""
+        """Answers of all units (groups of clients) with their numbers, in whichever process they are computed."""
         alone = now.apart or now.adds != self.adds  # a fork answers as the site does
         if alone or not self._pace or self.forks is None or not self.forks.begin(self._serve, self._pace):
             numbers, step = tree.size(now.down), self.algorithm.work.batch
@@ -143,7 +143,7 @@ class Site(Executor):
         yield from self.forks.map(now.t, now.down, given, now.templates, now.keeps, cost)
 
     def _serve(self, ends: Ends) -> None:
-        """Main loop of a fork of this process, which computes units of clients."""
+        """Main loop of a fork of this process, which computes groups of clients."""
         now, asked = None, ForksWork(ends, self.first_state)
         broadcast = self.algorithm.broadcast(self.algorithm.init(self.task, 0))  # what it looks like
         for (told, tensors), states in asked:
@@ -155,11 +155,11 @@ class Site(Executor):
             try:
                 unit = [now.member(k, Terms(**terms), state) for k, terms, state in each]
                 asked.tell(told["number"], now.work(self.task, unit), now.templates)
-            except Exception:  # any error: the parent computes the unit again, and reports the error
+            except Exception:  # any error: the parent computes the group again, and reports the error
                 asked.give_up(told["number"])
 
     def _units(self, members: Iterable[Member], down: Tree, cohort: int) -> Iterator[list[Member]]:
-        """Divide clients into units computed in one call, in an order that every process computes alike."""
+        """Divide clients into groups computed in one call, in an order that every process computes alike."""
         if self.sharing == "pooled":
             return pools(members, self.task, tree.size(down))
         if not self._shared:
@@ -378,7 +378,7 @@ class RoundHere:
         self._compared = True
 
     def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
-        """A unit of work: these clients of the round, to be computed in one call, perhaps in another process."""
+        """A group of clients of the round, to be computed in one call, perhaps in another process."""
         who = [one.client for one in members]
         cost = len(who) * (BESIDE + max(one.grant.size for one in members))
         told, states = [vars(terms[k]) for k in who], [one.state for one in members]

@@ -35,10 +35,10 @@ CLOSE = 1e-3  # of a tensor's norm: agreement of a stack and the loop in a trial
 WINDOW = 256  # consecutive clients that are sorted, and divided into stacks, at a time
 WORTH = 8  # clients: with fewer of them one call gains little
 POOLED = 2  # `WORTH` for clients that share a pass
-AT_HAND = 8  # units at most whose examples are gathered at a time
-PARTS = 4  # the next part is one in so many of the clients left
-UNITS = 64  # of a cohort: four for each of sixteen processes, so that they end together
-UPLOADS = 1 << 22  # numbers in the uploads of one unit
+AT_HAND = 8  # most groups of clients whose examples are gathered at a time
+PARTS = 4  # the next group has one in so many of the clients left
+UNITS = 64  # groups of a cohort: four for each of sixteen processes, so that all end at about the same time
+UPLOADS = 1 << 22  # numbers in the uploads of one group
 
 
 class Member(NamedTuple):

@@ -78,7 +78,7 @@ class Accounts:
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     only: tuple[int, ...] | None = None  # the clients whose accounts these are; None: all
     witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # records an operation before anything leaves
-    # of rounds already played, by the `payer` of a client; clients that never took part are not in them
+    # of all earlier rounds, by the `payer` of a client; clients that never took part are not in them
     participations: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge
@@ -319,7 +319,7 @@ class Accounts:
 
     def _held(self, claim: Claim, error: float, gate: Reader | Uplink) -> Claim:
         """The claim adjusted to these data and this noise: void if preprocessing read private rows, conditional if user
-        code is involved, with a `drift` if real noise is inexact."""
+        code is involved, with a `drift` (total variation) if real noise is inexact."""
         if not claim.finite:
             return claim
         if self.void:

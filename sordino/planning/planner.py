@@ -123,7 +123,7 @@ class Planner:
         published = {"client" for phase in phases if phase.algorithm.uplink.per_coordinate is not None}
         if not self.phase.policy.real or not (published or any(typed is not None for _, typed in offers)):
             return
-        asked = {offer.subject.unit for offer, _ in offers}  # a row that follows from theirs may need more, and says so
+        asked = {offer.subject.unit for offer, _ in offers}  # a guarantee that follows from theirs may need more
         rows = (row for row in self.guarantees if row.unit in asked | published)
         # noise as published may have no finite row: nothing was asked of it
         found = max((1.0 if COARSE in row.because and row.unit in asked else row.delta for row in rows), default=delta)

@@ -44,7 +44,7 @@ class PriceRequest:
     algorithm: AnyAlgorithm
     cohort: Cohort
     privacy: Privacy
-    offers: list[tuple[Offer, float | None]]  # with the multipliers that are typed into the gates
+    offers: list[tuple[Offer, float | None]]  # noise mechanisms, with multipliers set by the user
     sizes: Sequence[int]
     coordinates: int  # of one upload
     rounds: int

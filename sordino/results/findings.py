@@ -196,8 +196,8 @@ class AttackFinding(Fact):
     pictures: tuple[PictureRow, ...] = ()
     roc: Roc | None = None
     promises: tuple[Promised, ...] = ()  # that the run makes against this attacker
-    heads: tuple[str, str] = ("guess", "without protection")  # of what stands beside each figure
-    whole: bool = False  # true where the whole run was played, in place of listening to one round
+    heads: tuple[str, str] = ("guess", "without protection")  # headings of the columns beside each figure
+    whole: bool = False  # true: the attack replays the whole run; false: it observes one round
 
 
 class AttackResults(LeftInRun):
@@ -211,7 +211,7 @@ class AttackResults(LeftInRun):
     images: int  # that each attacked client holds in the attacked round; 0: all that it has
     seed: int
     simulated: bool
-    replay: str  # how far the round is known to be the one that was played
+    replay: str  # how far it is verified that the replayed round equals that of the run
     found: tuple[AttackFinding, ...]
     not_looked_at: tuple[str, ...] = UNSEEN
 
