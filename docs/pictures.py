@@ -25,7 +25,7 @@ Shapes = Iterable[str]
 
 
 def picture(title: str, width: int, height: int, shapes: Shapes) -> str:
-    """`title` is what a screen reader says."""
+    """`title` is for screen readers."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">',
@@ -98,7 +98,7 @@ def neighbours() -> str:
     def shapes() -> Shapes:
         panels = (
             (30, "replace", "another value in its place", "two"),
-            (260, "zero_out", "it counts for nothing", "ring"),
+            (260, "zero_out", "its contribution is zero", "ring"),
         )
         for left, head, note, other in panels:
             yield say(left + 85, 34, head, "head")
@@ -109,7 +109,7 @@ def neighbours() -> str:
                     yield dot(left + 25 + i * 30, row + 28, style if i == 2 else "dot", 8)
             yield say(left + 85, 128, "or", "soft")
 
-    return picture("Neighbours: replace one, or count nothing in its place", 460, 240, shapes())
+    return picture("Neighbours: one unit is replaced, or its contribution is zero", 460, 240, shapes())
 
 
 def adversaries() -> str:
@@ -175,20 +175,20 @@ def what_a_sum_hides() -> str:
         yield arrow(216, 95, 262, 95)
         yield say(330, 34, "their sum", "head")
         yield f'<rect x="318" y="{130 - sum(heights) / 2:g}" width="24" height="{sum(heights) / 2:g}" class="dot"/>'
-        yield say(330, 158, "others see this, but a", "soft")
-        yield say(330, 177, "sum of 4 known ones", "soft")
-        yield say(330, 196, "gives the fifth away", "one")
+        yield say(330, 158, "others see this: who knows", "soft")
+        yield say(330, 177, "the other four uploads", "soft")
+        yield say(330, 196, "can compute the fifth", "one")
         yield arrow(404, 95, 450, 95)
         yield say(550, 34, "sum and noise", "head")
         for i, alpha in enumerate((0.15, 0.3, 0.5, 0.3, 0.15)):
             top = sum(heights) / 2 + (i - 2) * 9 - 14
             place = f'x="{490 + i * 24}" y="{130 - top:g}" width="24" height="{top:g}"'
             yield f'<rect {place} class="good" opacity="{alpha}"/>'
-        yield say(550, 158, "covers any one upload up to", "soft")
-        yield say(550, 177, "the clip: a number can be proved", "good")
+        yield say(550, 158, "hides any one upload up to", "soft")
+        yield say(550, 177, "the clip: epsilon is finite", "good")
 
     return picture(
-        "A sum alone hides no one from somebody who knows the others; noise in proportion to the clip does",
+        "A sum alone hides no upload from somebody who knows all others; noise in proportion to the clip does",
         690,
         215,
         shapes(),
@@ -219,10 +219,10 @@ def two_gates() -> str:
         yield say(173, 176, "one example", "good")
         yield say(379, 158, "gate: bounds", "good")
         yield say(379, 176, "one client", "good")
-        yield from labelled(150, 214, 520, 40, "ledger: reserved before, recorded after, never given back")
+        yield from labelled(150, 214, 520, 40, "ledger: budget is reserved before, recorded after, never refunded")
 
     return picture(
-        "The two gates: a Reader bounds an example, the Uplink bounds a client, the ledger stands under both",
+        "The two gates: the Reader bounds an example, the Uplink bounds a client, and the ledger records both",
         820,
         270,
         shapes(),
@@ -232,10 +232,10 @@ def two_gates() -> str:
 def reserve_before_release() -> str:
     def shapes() -> Shapes:
         steps = (
-            ("reserve", "price is durable"),
-            ("read", "data, noise"),
-            ("store", "digest is durable"),
-            ("publish", "model moves on"),
+            ("reserve", "cost is on disk"),
+            ("read", "data, add noise"),
+            ("store", "digest is on disk"),
+            ("publish", "model is updated"),
         )
         for i, (name, note) in enumerate(steps):
             yield from labelled(24 + i * 170, 30, 132, 62, name, note)
@@ -243,9 +243,9 @@ def reserve_before_release() -> str:
                 yield arrow(158 + i * 170, 61, 192 + i * 170, 61)
         after = (
             (90, "crash before:", "nothing spent or read"),
-            (260, "crash here: spent,", "nothing came out"),
+            (260, "crash here: spent,", "nothing released"),
             (430, "crash here: the same", "release again, free"),
-            (600, "crash after:", "known and paid"),
+            (600, "crash after:", "published and paid"),
         )
         for x, *lines in after:
             yield dot(x, 116, "one", 5)
