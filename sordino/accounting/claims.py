@@ -133,7 +133,7 @@ def _exact(values: Sequence[float], what: str) -> list[Fraction]:
     return [Fraction(value if isinstance(value, int) else float.__repr__(value)) for value in values]
 
 
-# in this order: a later test may rely on the earlier ones
+# checked in this order: later tests rely on earlier ones
 _FAULTS: tuple[tuple[Callable[[float], bool], str, str], ...] = (
     (lambda value: isinstance(value, bool), "is a truth value, not a number", "bool"),
     (lambda value: not isinstance(value, (int, float)), "is not a number", "type"),
@@ -148,9 +148,9 @@ _FAULTS: tuple[tuple[Callable[[float], bool], str, str], ...] = (
 )
 
 
-# an image is an example whose label is given, a cell a fixed part of a client's examples; a person is all examples
-# with one value of the key, as many as the schema allows, and no release speaks of it by itself; a test example lies
-# in none of them, since nothing is trained on it
+# image: an example whose label is given; cell: a fixed part of a client's examples; person: all examples with one value
+# of the key, as many as the schema allows (no claim is about it: group privacy gives its guarantee); test example: part
+# of no other unit, since nothing is trained on it
 Unit = Literal["pixel", "image", "example", "cell", "person", "client", "test example"]
 UNITS: tuple[Unit, ...] = ("pixel", "image", "example", "cell", "person", "client")  # from small to large
 Neighbours = Literal["replace", "zero_out"]
@@ -270,8 +270,8 @@ class Policy:
     """
 
     noise: str  # as [privacy] names it, and as notes in a ledger do
-    hidden: bool  # may nobody know who takes part in a round?
-    secure: bool  # are uploads added up where nobody can read a single one?
+    hidden: bool  # who takes part in a round is secret
+    secure: bool  # uploads are summed without being readable one by one
 
     @property
     def real(self) -> bool:

@@ -259,7 +259,7 @@ def steps(claimed: Subject, asked: Subject) -> int | None:
     unit, how, part, change = claimed.unit, claimed.neighbours, asked.unit, asked.neighbours
     if (unit, how) == (part, change):
         return 1
-    if "person" in (unit, part):  # several clients may hold its examples, and how many they are, no release says
+    if "person" in (unit, part):  # several clients may hold its examples, and no release states how many
         return None
     if unit == part:
         return 2 if how == "zero_out" else None

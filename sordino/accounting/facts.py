@@ -55,7 +55,7 @@ def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
-# two readers of a text could take one name for two values, or read on behind its end: neither is a value then
+# refused: a name given twice, of which readers may take either value, and text after the end
 read_names_once = json.JSONDecoder(object_pairs_hook=_once).decode
 read_json = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number).decode
 

@@ -22,7 +22,7 @@ from sordino.accounting.claims import Adversary, Neighbours, Subject, Unit, stan
 from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, OfPhase, Promised, strongest
 
-MODERATE = 4.0  # an epsilon above it is said to be weak
+MODERATE = 4.0  # an epsilon above it is called weak
 
 WHO: Mapping[Adversary, str] = {
     "server": "the server, which sees every message and who sent it",
@@ -124,7 +124,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: b
     """Sentences on the guarantee that each phase of a run gives by itself, and on units that one phase protects but
     another reveals; none if the run has one phase.
     """
-    found: dict[str, list[str]] = {}  # what is said of which phases
+    found: dict[str, list[str]] = {}  # sentence -> the phases that it is about
     for phase in phases:
         promised = [in_short(row, simulated, by) for row, by in merged([row for row in phase.guarantees if row.finite])]
         reasons = dict.fromkeys(why for row in phase.guarantees if row.adversary == "server" for why in row.because)

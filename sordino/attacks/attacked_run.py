@@ -68,7 +68,7 @@ class UpdateView(NamedTuple):
     task: Task
     before: Params  # the broadcast model
     gradient: Params  # mean gradient, computed from the change of the model
-    images: int  # number of images behind it
+    images: int  # number of images from which it was computed
     elsewhere: Tensor  # images that the attacker has, [n, c, h, w] between 0 and 1
     labels: Tensor  # of these
     key: Key  # of the attack's own randomness

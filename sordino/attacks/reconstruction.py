@@ -233,7 +233,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     images.
     """
     count = len(a)
-    a, b = a.double().flatten(0, 1)[:, None], b.double().flatten(0, 1)[:, None]  # a channel is an image of its own
+    a, b = a.double().flatten(0, 1)[:, None], b.double().flatten(0, 1)[:, None]  # each channel is compared as one image
     side = min(WINDOW, *(s - (s + 1) % 2 for s in a.shape[-2:]))
     bell = torch.exp(-((torch.arange(side).double() - side // 2) ** 2) / (2 * SPREAD**2))
     window = torch.outer(bell, bell)[None, None] / bell.sum() ** 2

@@ -79,8 +79,8 @@ class AttackedPromise(Subject):
 HOLDS, PARTLY, VIOLATED, NOTHING = "holds", "holds in part", "VIOLATED", "proves nothing"
 CAUGHT, ESCAPED, SKIPPED = "caught", "escaped", "not attacked"
 EMPTY = "nothing to audit: infinity is claimed"
-UNPROVED = "nothing to break: no claim is proved"  # by a twin
-# said beside every verdict: a failed attack shows nothing about parts that it did not look at
+UNPROVED = "nothing to break: no claim is proved"  # reason to attack no twin
+# shown with every verdict: a failed attack shows nothing about parts that it did not attack
 UNSEEN = (
     "clients but the largest one; where budgets differ, --trained attacks each of them",
     "how the releases of several rounds add up",

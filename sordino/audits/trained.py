@@ -51,7 +51,7 @@ WIDE = (*DELTAS, 0.4)
 SCALES = 64.0  # largest factor by which noise may differ from what was promised, in a search
 FEWEST = 40  # fewest canaries with which an audit can find anything
 PROVED = ("proved", "conditional")
-# said beside every verdict
+# shown with every verdict
 UNSEEN = (
     "the gradients that the network computes: canaries bring their own",
     "noise that two releases share",

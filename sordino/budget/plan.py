@@ -90,7 +90,7 @@ class Plan:
     offer: Offer | None
     pricing: Pricing | None
     budget: Budget | None
-    fixed: float | None  # a multiplier typed by the user, where no budget is given
+    fixed: float | None  # multiplier set by the user, if no budget is given
     participations: Sequence[int]  # planned T_k per client (rounds where everyone pays)
     reads: Sequence[int]  # noisy reads per participation, per client
     portion: float = 1.0  # of every client's budget; the rest is for other phases of the run
@@ -98,8 +98,8 @@ class Plan:
     _caps: dict[tuple[float, float], Amount] = field(default_factory=dict)
     _multipliers: dict[tuple[Amount, int], float] = field(default_factory=dict)
 
-    individual: ClassVar[bool] = False  # each client at a rate of its own, and so at its own price
-    claimed: ClassVar[bool] = False  # are the budgets only claimed to hold?
+    individual: ClassVar[bool] = False  # each client has its own sampling rate, and so its own price
+    claimed: ClassVar[bool] = False  # budgets are kept by a published claim only, without a proof
 
     @property
     def everyone_pays(self) -> bool:

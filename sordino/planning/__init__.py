@@ -81,7 +81,7 @@ class PublicNumbers(AboutData):
     sizes: Annotated[Sequence[int], PlainValidator(_unpacked), PlainSerializer(_packed)]
     mean: tuple[float, ...] = Field(default=(), exclude=True)  # what inputs are scaled by: in no file
     std: tuple[float, ...] = Field(default=(), exclude=True)
-    note: str = ""  # said beside every result
+    note: str = ""  # shown with every result
     clients: tuple[str, ...] = ()  # names of the clients, where they have names that may be shown
 
     @model_validator(mode="after")
@@ -131,7 +131,7 @@ class Agreement(Fact, extra="forbid"):
     def read(cls, folder: Path) -> Agreement:
         path = folder / AGREEMENT_FILE
         told = parsed(path, text_of(path, PUT_BACK), Agreement, PUT_BACK)
-        # what inputs are scaled by is not told: a model that stands here only for its shape is given constants
+        # scaling is not in the file: the model is needed for its shape alone, so constants do
         wide, image = told.public.shape[-1], told.public.kind == "image"
         mean, std = ((0.5,) * wide, (0.5,) * wide) if image else ((0.0,) * wide, (1.0,) * wide)
         return told.beside(public=told.public.beside(mean=mean, std=std))

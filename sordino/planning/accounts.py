@@ -141,7 +141,7 @@ class Accounts:
         if isinstance(self.algorithm, RequestsClients):
             return each_once(sorted(self.algorithm.requested_clients(server)), self.population)
         if isinstance(self.cohort, IndependentCohort):
-            # a secret cohort is not drawn from the seed, which stands in the experiment
+            # a secret cohort is not drawn from the seed, as the experiment shows it
             coins = SystemWords() if self.policy.secret_cohort else Seeded(keys.fold(self.key, "cohort", now.t))
             return self.cohort.toss(self.population, coins, now.rates)
         drawn = each_once(self.cohort.draw(now.t, self.population, self.key), self.population)
@@ -179,7 +179,7 @@ class Accounts:
             raise _exhausted(now.t)  # a client that cannot pay would be noticed
         clients = self._paid(asked, granted)
         central: float | None
-        if self.plan.everyone_pays:  # its noise is released even where nobody was drawn
+        if self.plan.everyone_pays:  # noise is released even if no client was drawn
             clients, central = sorted(prices), next(price.multiplier for price in asked.due.values() if price)
         elif self.algorithm.uplink.personal:  # the same in every round: each client is bounded by what it paid
             central = self.plan.quietest

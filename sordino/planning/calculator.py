@@ -189,7 +189,7 @@ def _others(question: Question) -> Iterator[Answer]:
 def _possible(question: Question, what: str, run: Sequence[str] | None = None) -> list[Answer]:
     try:
         return [_row(question, what, question.run if run is None else run)]
-    except SordinoError:  # delta no longer lies below one over what is protected
+    except SordinoError:  # delta is no longer below 1 / protected units
         return []
 
 

@@ -37,7 +37,7 @@ from sordino.tasks.personalise import ways
 from sordino.types import Offer
 
 SHARED = 0.25  # of delta: what runs that share a ledger set aside for real noise, so that their caps are the same
-Members: TypeAlias = tuple[int, ...] | None  # a site's own clients; None: everybody
+Members: TypeAlias = tuple[int, ...] | None  # a site's own clients; None: all clients
 A = TypeVar("A", bound=Accounts)
 
 
@@ -47,7 +47,7 @@ class PlannedRun:
 
     experiment: Experiment
     public: PublicNumbers
-    agreed: Mapping[str, int] | None = None  # numbers in an upload, by phase; None where the model says them
+    agreed: Mapping[str, int] | None = None  # numbers in an upload, by phase; None: those of the model
 
     @cached_property
     def methods(self) -> Methods:

@@ -95,7 +95,7 @@ class Planner:
             active: Sequence[int] = books.members
             if self.only is None:
                 active = books.stragglers.split(books.draw(now), t, books.key).active
-            # a public seed does not limit whom a server asks, and secret coins may draw anybody
+            # a site may be asked in any round whatever the seed says, and secret coins may draw any client
             anybody = self.only is not None or (books.policy.secret_cohort and not books.plan.everyone_pays)
             who = [k for k in books.members if books.may_be_asked(k)] if anybody else active
             prices = books.prices(now, who, stalled=True)  # an adaptive schedule spends as fast as it may
@@ -342,7 +342,7 @@ class SmallestFederation(NamedTuple):
     below: float
     clients: int
     cohort: int
-    delta: float  # smaller than the one asked for where that would no longer lie below 1 / protected units
+    delta: float  # the one asked for, or a smaller one that is below 1 / protected units
     noise_to_signal: float
 
 

@@ -33,7 +33,7 @@ class Cohort(ABC):
     """A rule that draws the clients of each round. The defaults are those of a visible cohort."""
 
     hidden: ClassVar[bool] = False
-    personal: ClassVar[bool] = False  # drawn by personal budgets: at rates that the plan says
+    personal: ClassVar[bool] = False  # drawn by personal budgets, at the rates of the plan
 
     @abstractmethod
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:

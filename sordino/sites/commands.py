@@ -303,7 +303,7 @@ def _remark(console: Console, remarks: Sequence[str]) -> None:
 
 def _noting(console: Console) -> Callable[[str], None]:
     def say(text: str) -> None:
-        with contextlib.suppress(OSError):  # with the terminal went whoever could read it; the run goes on
+        with contextlib.suppress(OSError):  # the terminal was closed; the run goes on
             now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             console.print(f"[dim]{now} {foreign(text)}[/dim]", highlight=False, soft_wrap=True)
 
@@ -312,7 +312,7 @@ def _noting(console: Console) -> Callable[[str], None]:
 
 def _in_json(event: RunEvent) -> None:
     """Print an event as a line of JSON, as events.jsonl has it."""
-    with contextlib.suppress(OSError):  # with the terminal went whoever could read it; the run goes on
+    with contextlib.suppress(OSError):  # the terminal was closed; the run goes on
         print(json.dumps(event.to_json()), file=sys.stderr, flush=True)
 
 
@@ -336,7 +336,7 @@ def _standing(console: Console) -> Callable[[Standing, str], None]:
         if text != last:
             last, since, told = text, now, now
             note(text)
-        elif text != "connected" and now > told + UNITS["h"]:  # it never gives up, and says for how long it has tried
+        elif text != "connected" and now > told + UNITS["h"]:  # it tries without end, and reports once an hour
             told = now
             note(f"{text} (for {(now - since) / UNITS['h']:.0f} h; it goes on trying)")
 

@@ -243,10 +243,10 @@ class LeavingRule:
     """Decides when to leave a server: after the end of the run and the last answer, or when the server is gone. A
     process begun after the end stays a moment, as the server may not know that this side has learned of the end."""
 
-    over: Callable[[], bool]  # true where the server has said that the run is over
+    over: Callable[[], bool]  # true once the server has announced the end of the run
     stop: Callable[[], bool]  # true where somebody wants to stop
     say: Says
-    told: bool = False  # true where an earlier process was told the end of the run
+    told: bool = False  # true: an earlier process had learned of the end of the run
     _gone: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -287,7 +287,7 @@ class Responder(ABC):
 
     folder: Path
     whole: RunSetup
-    over: bool = field(default=False, init=False)  # true where the server has told this process the end of the run
+    over: bool = field(default=False, init=False)  # true once the server has announced the end to this process
     ended: ClassVar[str] = "over"  # file that marks the end
 
     @cached_property

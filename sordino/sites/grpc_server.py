@@ -69,7 +69,7 @@ class _SiteQueue:
         self.name, self.moved = name, threading.Condition(lock)
         self.messages: dict[int, Writes] = {}
         self.silent: dict[str, _Silent] = {}  # by method
-        self.proved: tuple[bytes, ...] = ()  # the certificate of whoever last had the key on the list
+        self.proved: tuple[bytes, ...] = ()  # certificate of the last caller that proved the site's key
         self.fetching: Foreign = None
         self.answering: Foreign = None
         self.answered: int | None = None  # the ticket of the last answer
@@ -215,7 +215,7 @@ class Rpc(Carrier):
             ticket, write = next_
             try:
                 message = write()
-            except Exception as error:  # whoever waits for the answer should know
+            except Exception as error:  # raised where the server waits for the answer
                 self._came.put(error)
                 call.abort(self._codes.UNAVAILABLE, "")
             for piece in _measured(site, grpc_line.pieces(ticket, message)):
@@ -288,7 +288,7 @@ class Rpc(Carrier):
             self._refuse(call, site.name)
         with self._lock:
             if site.messages.pop(arrived.ticket, None) is not None:
-                site.left = time.monotonic()  # before anybody hears of the answer: the site is there
+                site.left = time.monotonic()  # before the answer is passed on: the site counts as connected
                 self._came.put(arrived)
 
     def _check(self, asked: bytes, call: Foreign) -> bytes:
@@ -332,7 +332,7 @@ class Rpc(Carrier):
                     del site.silent[method]
 
     def _may(self, site: _SiteQueue) -> bool:
-        with contextlib.suppress(SordinoError):  # a list that cannot be read allows nobody
+        with contextlib.suppress(SordinoError):  # an unreadable list allows no site
             return site.name in self._keys
         return False
 

@@ -59,7 +59,7 @@ class JoinOptions(InvitedOptions):
     name: str
     max_epsilon: float | None = None
     shares_scores: bool = False
-    key_digest: str = ""  # of the key holder's public key, as the holder told it
+    key_digest: str = ""  # digest of the key holder's public key, from the holder itself
     moved: bool = False  # true: this folder has taken the place of the one that joined
 
 
@@ -183,9 +183,7 @@ def join(
     site joins for the first time; `hears`: receives each event.
     """
     if asked.options.certificates is not None:
-        of_site(
-            asked.options.certificates, asked.site
-        ).read()  # what is wrong with them is said before anybody consents
+        of_site(asked.options.certificates, asked.site).read()  # errors in them come before the question for consent
     with membership(asked, consent, hears) as found:
         if found is None:
             return None
@@ -311,7 +309,7 @@ def plan(console: Console, asked: Proposed) -> None:
     told, whole, rows = asked.invitation.told, asked.whole, asked.guarantees
     console.print(f"[bold]{foreign(asked.options.name)}[/bold] is asked to take part in run {told.run}.")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    address = "".join((asked.options.address or told.server).split())  # whoever writes it can add no key of their own
+    address = "".join((asked.options.address or told.server).split())  # without blanks it cannot fake a fingerprint
     for name, said in (
         ("server", f"{address}, with the key {fingerprint(asked.invitation.server_key)}"),
         ("method", ", then ".join(_method(phase) for phase in whole.phases)),

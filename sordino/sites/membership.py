@@ -61,7 +61,7 @@ class Membership(Responder, RequestPolicy):
     trained: Mapping[int, Examples]  # rows of its own clients
     tested: Mapping[int, Examples]
     signer: Signer
-    key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
+    key_digest: str = ""  # digest of the key holder's public key, from the holder itself
     moved: bool = False  # true: this folder has taken the place of the one that joined
     note: Callable[[RunEvent], None] = lambda event: None
     _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that are already in metrics.jsonl
@@ -125,7 +125,7 @@ class Membership(Responder, RequestPolicy):
 
     def declined(self, error: SordinoError) -> None:
         """Reports a refusal to the owner, for instance of a forged plan or over a full disk."""
-        if error.code != FAILED and not self.head.puts_right(error):  # that one has been told in full
+        if error.code != FAILED and not self.head.puts_right(error):  # the owner has already seen that error in full
             self.note(RunEvent(event="declined", why=f"{error.what} {error.why}".strip()))
 
     def failed(self, error: SordinoError) -> SordinoError:

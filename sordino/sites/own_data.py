@@ -27,8 +27,8 @@ class OwnData:
 
     experiment: Experiment
     path: Path
-    key: bytes  # of the digest that stands for the data; it stays here
-    schema: TableSchema | None = None  # of a table, where the experiment's file is not at hand
+    key: bytes  # key of the data's digest; it is sent to nobody
+    schema: TableSchema | None = None  # schema of a table, if the experiment's file is not here
 
     @cached_property
     def _population(self) -> Population:

@@ -84,7 +84,7 @@ class RemoteSites(Sites):
         command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
         awaited = self._here if self._gathered else self.members.keys()
         until = time.monotonic() + min(PARTING if self._gathered else FOREVER, self.patience.timeout)
-        with suppress(KeyboardInterrupt):  # whoever stops it now stops a run that is over
+        with suppress(KeyboardInterrupt):  # the run is over, so a stop does no harm
             while True:
                 here = [peer for peer in self.members if peer not in told and self._free(peer)]
                 self._idle = True
