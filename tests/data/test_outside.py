@@ -136,7 +136,7 @@ def test_that_no_two_names_look_alike_is_told_by_a_receipt_too(tmp_path: Path, c
 
     assert (begins("v1 "), begins("v2 ")) == (False, True)
     said = sordino.open_run(tmp_path / "v2" / "run").receipt.assumptions
-    assert any("where two names of keys or clients look alike" in one for one in said)
+    assert any("if two names of keys or clients look alike" in one for one in said)
 
 
 def test_a_site_is_told_when_it_announces(tmp_path: Path, cli: Callable[..., Said]) -> None:
