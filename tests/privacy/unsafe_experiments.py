@@ -28,7 +28,7 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "a hidden cohort that may be too small to be opened": (
         "broken-rounds-tell",
         {
-            **up([CLIP, {"name": "noise_share", "survivors": 3}, {"name": "secagg"}]),
+            **up([CLIP, {"name": "noise_share", "survivors": 4}, {"name": "secagg"}]),
             "cohort": POISSON,
             **budget(**QUICK),
         },
