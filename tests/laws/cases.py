@@ -344,7 +344,7 @@ CASES = [
     Case(
         "privunit",
         {"name": "fedavg", **FEW_STEPS},
-        privacy={"epsilon": 12.0, "delta": 1e-3},
+        privacy={"epsilon": 8.0, "delta": 1e-3},
         uplink={"client": [{"name": "clip", "radius": 1.0}, {"name": "privunit"}]},
         protects="client",
     ),
