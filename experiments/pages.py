@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from tables import OTHERS, Claim, Row, Run, Table
 
+from sordino.ledger.files import atomic_write
+
 T = TypeVar("T")
 NOTHING = "-"
 
@@ -18,7 +20,7 @@ NOTHING = "-"
 def write(table: Table) -> None:
     """The pages of a folder, from the runs that are kept."""
     if table.sheet.row:  # without rows a program writes it
-        (table.folder / "table.md").write_text(measured(table, whole=True) + "\n", encoding="utf-8")
+        atomic_write(table.folder / "table.md", (measured(table, whole=True) + "\n").encode())
     _put(table.folder / "README.md", table.name, block(table))
 
 
@@ -29,7 +31,8 @@ def write_headlines(root: Path, tables: Sequence[Table]) -> None:
 
 def _put(page: Path, name: str, text: str) -> None:
     if page.exists():
-        page.write_text(with_block(page.read_text(encoding="utf-8"), name, text), encoding="utf-8")
+        # whole at once: another `reproduce` at work on the table reads it, too
+        atomic_write(page, with_block(page.read_text(encoding="utf-8"), name, text).encode())
 
 
 def marks(name: str) -> tuple[str, str]:

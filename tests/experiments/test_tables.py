@@ -78,6 +78,17 @@ def test_a_number_that_was_changed_by_hand_is_noticed() -> None:
     assert pages.with_block("a page without marks", "cuag", pages.block(one)) == "a page without marks"
 
 
+def test_a_page_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """Two programs wrote the pages of one table: one read a page that the other had just emptied, and kept it empty."""
+    one = table(tmp_path / "mine", HEAD + ONE)
+    page, before = one.folder / "README.md", "before\n{}{}after\n".format(*pages.marks("mine"))
+    page.write_text(before)
+    with page.open() as reader:
+        pages.write(one)
+        assert reader.read() == before
+    assert pages.block(one) in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
