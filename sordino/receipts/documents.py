@@ -39,7 +39,7 @@ from sordino.errors import ConfigError, LedgerError
 from sordino.planning import Agreement, PublicNumbers
 from sordino.receipts import Environment, Receipt
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.newest import check_run, trained
+from sordino.receipts.newest import check_run, training_rounds
 from sordino.receipts.verify import Verdict, examine
 
 TO_FILL_IN = (
@@ -111,7 +111,7 @@ def _record(found: Evidence, best: Guarantee) -> Json:
                 "trust_assumptions": _bullets([*best.because] or ["none beyond the assumptions of the implementation"]),
                 "actors": _bullets([f"{who}: {what}" for who, what in WHO.items()]),
                 "release_type": "One release",
-                "release_type_details": f"All models of {trained(found.receipt)} rounds are counted as released.",
+                "release_type_details": f"All models of {training_rounds(found.receipt)} rounds count as released.",
                 "data_source_type": "Static",
                 "data_source_type_details": "The run is bound to the digest of its examples: they do not change.",
                 "access_type": "Non-interactive",
@@ -320,7 +320,7 @@ class Evidence(NamedTuple):
         kind = {"image": "images", "text": "texts", "table": "rows of a table"}[self.kind]
         cohort = self.experiment.cohort.get("name", "all")
         return (
-            f"{self.experiment.algorithm['name']} on {kind}: {of}, {trained(self.receipt)} of "
+            f"{self.experiment.algorithm['name']} on {kind}: {of}, {training_rounds(self.receipt)} of "
             f"{self.experiment.rounds} rounds, cohort {cohort}, model {self.experiment.model['name']}"
         )
 

@@ -51,8 +51,8 @@ def is_newest(run: RunFolder) -> bool:
     )
 
 
-def trained(receipt: Receipt) -> int:
-    """How many rounds of the training a receipt is about; `rounds` counts those of a preparation, too."""
+def training_rounds(receipt: Receipt) -> int:
+    """Number of rounds of training in a receipt; its `rounds` counts those of a preparation, too."""
     return receipt.phases[-1].releases if receipt.phases else receipt.rounds
 
 

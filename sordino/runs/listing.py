@@ -19,7 +19,7 @@ from sordino.metrics import RoundRow, Scores
 from sordino.metrics.measures import last_scored
 from sordino.receipts import Receipt
 from sordino.receipts.folder import NO_RECEIPT, UNCOMPARED, RunFolder, no_folder, rows_of
-from sordino.receipts.newest import trained
+from sordino.receipts.newest import training_rounds
 from sordino.transport.run_events import RunEvent
 
 NOT_OF_SCORES = "no epsilon covers scores"
@@ -134,7 +134,7 @@ def newest(run: RunFolder, rows: Sequence[RoundRow] = ()) -> Receipt | None:
         if error.code != NO_RECEIPT:
             raise
         return None
-    return None if trained(found) < len(rows) else found
+    return None if training_rounds(found) < len(rows) else found
 
 
 def promised(receipt: Receipt) -> str:

@@ -202,7 +202,7 @@ RECEIPTS = [
     one(
         "rounds of a preparation make an old receipt look like the newest",
         "runs/listing.py",
-        "if trained(found) < len(rows)",
+        "if training_rounds(found) < len(rows)",
         "if found.rounds < len(rows)",
         "tests/receipts/test_run_folders.py"
         "::test_without_its_ledger_a_receipt_of_an_earlier_stop_is_known_by_its_rounds",

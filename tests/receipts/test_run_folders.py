@@ -14,7 +14,7 @@ from sordino import open_run, run
 from sordino.accounting.statement import OfPhase
 from sordino.errors import LedgerError, RunError
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.newest import trained
+from sordino.receipts.newest import training_rounds
 from sordino.runs import listing
 from sordino.runs.run import resume, start
 from tests.helpers.command_line import Said
@@ -181,4 +181,4 @@ def test_without_its_ledger_a_receipt_of_an_earlier_stop_is_known_by_its_rounds(
             shown = [listing.listed(tmp_path)[0].promise, listing.look(mine).promise]
             assert ["ε" in said for said in shown] == [done == 3] * 2
             assert open_run(mine.path).promise.startswith("ε" if done == 3 else "no receipt yet")
-            assert trained(told) == done
+            assert training_rounds(told) == done

@@ -16,7 +16,7 @@ from sordino.fast.factored import Product
 from sordino.fast.row_sums import RowSum, of_positions, weighed
 from sordino.types import Params
 
-CACHED = 1 << 17  # numbers in float64
+CACHED = 1 << 17  # numbers that fit into the cache of a core as float64
 
 
 def norm_of(x: Tensor, order: int, dim: int) -> Tensor:

@@ -30,7 +30,7 @@ from sordino.metrics import PreparedRow, RoundRow
 from sordino.planning import Agreement
 from sordino.receipts import Spending
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.newest import trained
+from sordino.receipts.newest import training_rounds
 from sordino.receipts.receipt import spending
 from sordino.runs.listing import SiteNow, events, newest, public_events, sites, state
 from sordino.runs.setup import RunSetup
@@ -245,7 +245,7 @@ def _found(run: WatchedRun, now: RunMoment) -> Iterator[tuple[str, dict[str, str
         yield "sordino_sites_connected", {}, sum(site.connected for site in now.sites.values())
     if now.spending is None:
         return
-    yield "sordino_rounds_counted", {}, trained(now.spending)
+    yield "sordino_rounds_counted", {}, training_rounds(now.spending)
     for row in now.spending.guarantees:
         labels = {
             **row.model_dump(include=set(Subject.model_fields)),

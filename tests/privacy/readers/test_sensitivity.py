@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sordino import keys, tree
 from sordino.fast.row_sums import wide
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
-from sordino.privacy.readers.layer_gradients import RULES
+from sordino.privacy.readers.layer_gradients import CACHED, RULES, norm_of
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.privacy.uplink.stages import clip_factor
@@ -277,6 +277,14 @@ def test_tiny_factors_of_huge_factors_are_measured() -> None:
     faint = Examples(torch.tensor([[1e27]]), torch.tensor([0]))
     total = task.clipped_sum(task.losses, params, faint, no_keys(faint.y), 1e-3, 2)
     assert 0.99e-3 <= float(tree.norm(total)) <= 1e-3
+
+
+def test_rows_wider_than_the_cache_have_their_norms_each() -> None:
+    """Rows are widened a few at a time: one at a time where one alone is wider."""
+    for many, width in ((3, CACHED + 1), (7, CACHED // 3)):
+        x = torch.arange(many * width, dtype=torch.float32).sin().reshape(many, width)
+        for order in (1, 2):
+            assert torch.allclose(norm_of(x, order, 1), (x.double().abs() ** order).sum(1) ** (1 / order), rtol=1e-12)
 
 
 class Apart(nn.Module):
