@@ -21,7 +21,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -72,13 +71,12 @@ def waste(budgets: Floats, tau: float, by: LostBudget = WEIGHTED, count: Floats 
     takes the place of the budget lost to sampling, as a public re-implementation does.
     """
     sampling, noise = wasted(budgets, tau, count)
-    if by.rule == "sum":
-        return sampling + noise
+    if by.rule == "weighted":
+        return (sampling**2 + noise**2) / (sampling + noise) if sampling + noise else 0.0
     if by.rule == "count":
         sampling = float(((1 - included(budgets, tau)) * count)[budgets < tau].sum())
-    if by.rule in ("fixed", "count"):
-        return by.weights[0] * sampling + by.weights[1] * noise
-    return (sampling**2 + noise**2) / (sampling + noise) if sampling + noise else 0.0
+    first, second = (1.0, 1.0) if by.rule == "sum" else by.weights
+    return first * sampling + second * noise
 
 
 def threshold(budgets: Floats, by: LostBudget = WEIGHTED) -> float:
@@ -96,16 +94,38 @@ def threshold(budgets: Floats, by: LostBudget = WEIGHTED) -> float:
             fix="run fewer rounds, or set larger budgets",
             code="threshold-without-budgets",
         )
+    why = "it promises nothing, and e to its power is no number any more"
+    check_range("a budget", float(levels[-1]), Range(most=700), "budget-too-large", error=InvalidBudget, why=why)
     tried = [(waste(levels, float(level), by, count), float(level)) for level in levels]
-    for low, high in pairwise(levels.tolist()):
-        ends = np.linspace(low, high, SEARCHES + 1)
-        for a, b in pairwise(ends.tolist()):
-            inside = minimize_scalar(
-                lambda t: waste(levels, float(t), by, count), bounds=(a, b), method="bounded", options={"xatol": 1e-9}
-            )
-            tried.append((float(inside.fun), float(inside.x)))
+    ends = np.linspace(levels[:-1], levels[1:], SEARCHES + 1, axis=1)
+    low, high = ends[:, :-1].ravel(), ends[:, 1:].ravel()
+    near = waste_at_least(levels, low, high, by, count) <= min(tried)[0] + 1e-9 * float((levels * count).sum())
+    for a, b in zip(low[near].tolist(), high[near].tolist(), strict=True):
+        inside = minimize_scalar(
+            lambda t: waste(levels, float(t), by, count), bounds=(a, b), method="bounded", options={"xatol": 1e-9}
+        )
+        tried.append((float(inside.fun), float(inside.x)))
     least = min(value for value, _ in tried)
     return min(tau for value, tau in tried if value <= least * (1 + 1e-12))
+
+
+def waste_at_least(levels: Floats, low: Floats, high: Floats, by: LostBudget, count: Floats) -> Floats:
+    """A lower bound of `waste` on each of many intervals that lie between neighbouring budgets. There the budget lost
+    to sampling grows with tau and that lost to noise falls, and each rule is linear or convex in the two. A convex cost
+    lies above its tangent in the middle of an interval.
+    """
+    lost = count if by.rule == "count" else levels * count
+    sums = np.cumsum([count, levels * count, lost, lost * np.expm1(levels)], axis=1)  # over a budget and all smaller
+    clients, budget, all_lost, sampled = sums[:, np.searchsorted(levels, low, "right") - 1]
+    sampling = np.stack([all_lost - sampled / np.expm1(tau) for tau in (low, high)])
+    noise = np.stack([sums[1, -1] - budget - (sums[0, -1] - clients) * tau for tau in (low, high)])
+    if by.rule != "weighted":
+        first, second = (1.0, 1.0) if by.rule == "sum" else by.weights
+        return np.asarray(first * sampling.min(0) + second * noise.min(0))
+    s, n = sampling.mean(0), noise.mean(0)
+    falls = np.abs(s**2 + 2 * s * n - n**2) * np.ptp(sampling, axis=0) / 2
+    falls += np.abs(n**2 + 2 * s * n - s**2) * np.ptp(noise, axis=0) / 2
+    return np.asarray((s**2 + n**2) / (s + n) - falls / (s + n) ** 2)
 
 
 def rates(budgets: Sequence[float], delta: float, multiplier: float, rounds: int) -> Floats:
@@ -134,8 +154,7 @@ def spent(each: Floats, delta: float, multiplier: float, rounds: int) -> Floats:
     losses = (top + np.log(np.exp(terms - top[:, :, None]).sum(2))) / (order[:, 0] - 1)
     losses = np.where(each[:, None] == 1, order[:, 0] / (2 * multiplier**2), np.maximum(losses, 0))
     conversion = np.log1p(-1 / order[:, 0]) - np.log(delta * order[:, 0]) / (order[:, 0] - 1)
-    found: Floats = np.maximum((rounds * losses + conversion).min(1), 0.0)
-    return found
+    return np.asarray(np.maximum((rounds * losses + conversion).min(1), 0.0))
 
 
 @cache

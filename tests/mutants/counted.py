@@ -292,4 +292,11 @@ COUNTED_OR_NOT = [
         "",
         "tests/privacy/noise/test_privunit.py::test_what_arithmetic_changes_is_part_of_delta",
     ),
+    one(
+        "the least waste is not searched where it may lie",
+        "sampling/by_budget.py",
+        "(s + n) - falls / (s + n) ** 2",
+        "(s + n) + falls / (s + n) ** 2",
+        "tests/sampling/test_thresholds.py::test_no_gap_is_left_out_that_could_hold_the_least_waste",
+    ),
 ]

@@ -246,6 +246,9 @@ CALLS: dict[str, Call] = {
     "budgets in a file that is not there": Call("budget-file", lambda: granted({"file": "not_there.csv"})),
     "a personal budget of 0": Call("epsilon-not-positive", lambda: granted({"linspace": [0.0, 1.0]})),
     "a threshold among no budgets": Call("threshold-without-budgets", lambda: by_budget.threshold(np.zeros(2))),
+    "a threshold among budgets without privacy": Call(
+        "budget-too-large", lambda: by_budget.threshold(np.array([1.0, 720.0]))
+    ),
     "rates for more clients than there are": Call(
         "cohort-larger-than-population", lambda: by_budget.balanced([1.0], 1e-5, 3, 2.0)
     ),

@@ -18,6 +18,7 @@ from sordino.sampling.by_budget import (
     included,
     threshold,
     waste,
+    waste_at_least,
     wasted,
 )
 from tests.helpers.threshold_budgets import each
@@ -112,6 +113,27 @@ def test_no_grid_point_wastes_less(phi: list[float], name: Any) -> None:
         waste(each(*phi), threshold(each(*phi), rule), rule)
         <= min(waste(each(*phi), float(t), rule) for t in grid) + 1e-6
     )
+
+
+@given(
+    st.lists(st.floats(0.01, 60), min_size=2, max_size=6, unique=True),
+    st.sampled_from(["weighted", "sum", "fixed", "count"]),
+    st.floats(0, 1),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_gap_is_left_out_that_could_hold_the_least_waste(phi: list[float], name: Any, at: float) -> None:
+    levels, rule = np.sort(each(*phi)), LostBudget(name, (0.4, 0.6))
+    low, high = levels[:-1], levels[1:]
+    within = [waste(levels, float(tau), rule) for tau in low + at * (high - low)]
+    assert (
+        waste_at_least(levels, low, high, rule, np.ones(len(levels))) <= np.array(within) + 1e-9 * levels.sum()
+    ).all()
+
+
+def test_where_the_least_waste_is_nearly_all_gaps_are_left_out() -> None:
+    levels = np.sort(np.random.default_rng(0).uniform(1, 4, 1000))
+    at_least = waste_at_least(levels, levels[:-1], levels[1:], LostBudget(), np.ones(1000))
+    assert 0 < (at_least <= waste(levels, threshold(levels))).mean() < 0.1
 
 
 def test_equal_budgets_waste_nothing_and_none_are_refused() -> None:
