@@ -282,12 +282,12 @@ class Range:
 
     def __str__(self) -> str:
         ends = {"above": self.above, "at least": self.least, "below": self.below, "at most": self.most}
-        said = " and ".join(
+        limits = " and ".join(
             f"{words} {f'{end:,}' if isinstance(end, Integral) else f'{end:g}'}"
             for words, end in ends.items()
             if end is not None
         )
-        return f"a {'whole' if self.whole else 'finite'} number, {said}"
+        return f"a {'whole' if self.whole else 'finite'} number, {limits}"
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """JSON schema of a settings field that has this range as an annotation."""

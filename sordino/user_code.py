@@ -179,11 +179,11 @@ def described(error: BaseException) -> str:
 
 
 def _described(error: BaseException, at: traceback.FrameSummary | None) -> str:
-    said = str(error).partition("\n")[0]
+    text = str(error).partition("\n")[0]
     if isinstance(error, SystemExit):
-        said = f"the program asks to end with status {error.code!r}"
+        text = f"the program asks to end with status {error.code!r}"
     place = f" ({Path(at.filename).name}, line {at.lineno})" if at is not None else ""
-    return f"{type(error).__name__}: {said}{place}"
+    return f"{type(error).__name__}: {text}{place}"
 
 
 @contextlib.contextmanager
@@ -198,9 +198,9 @@ def blamed() -> Iterator[None]:
     except (SordinoError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        if (said := blame(error)) is None:
+        if (text := blame(error)) is None:
             raise
-        raise said from error
+        raise text from error
 
 
 def blame(error: BaseException) -> OwnCodeError | None:

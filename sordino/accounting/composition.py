@@ -52,21 +52,21 @@ class LedgerNote(NamedTuple):
 
 def note(claims: Said, noise: str = "", config: str = "") -> str:
     groups = [{"clients": clients, "claims": [claim.to_json() for claim in made]} for clients, made in claims]
-    told = {"releases": groups, "noise": noise, "config": config}
-    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+    fields = {"releases": groups, "noise": noise, "config": config}
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def parsed(text: str) -> LedgerNote:
     """Reads a note. Anybody may have edited the ledger, so what is none fails, with one of the errors `MALFORMED`."""
-    told = LedgerNote(**read_json(text))
-    if [*map(type, told)] != [list, str, str]:
+    parsed = LedgerNote(**read_json(text))
+    if [*map(type, parsed)] != [list, str, str]:
         raise TypeError("releases, noise or config are of another type")
-    for group in told.releases:
+    for group in parsed.releases:
         numbers = [0] if group["clients"] == "*" else group["clients"]
         if {*map(type, numbers)} - {int} or not 0 <= min(numbers, default=0) <= max(numbers, default=0) < NEVER:
             raise ValueError("clients are numbers from 0")
         claims_in(group)
-    return told
+    return parsed
 
 
 def claims_in(group: Json) -> Release:
@@ -77,11 +77,11 @@ def claims_in(group: Json) -> Release:
 _read = lru_cache(maxsize=2**14)(TypeAdapter(Release).validate_json)
 
 
-def under(told: LedgerNote, config: str) -> str:
+def under(parsed: LedgerNote, config: str) -> str:
     """The text of a note for another experiment that reuses its release: `config` becomes the digest of that
     experiment.
     """
-    return json.dumps(told._replace(config=config)._asdict(), sort_keys=True, separators=(",", ":"))
+    return json.dumps(parsed._replace(config=config)._asdict(), sort_keys=True, separators=(",", ":"))
 
 
 def of_a_run(text: str, run: str) -> str:
@@ -98,9 +98,9 @@ def of_a_run(text: str, run: str) -> str:
     return json.dumps(renamed(json.loads(text)), sort_keys=True, separators=(",", ":"))
 
 
-def named(told: LedgerNote) -> list[int]:
+def named(parsed: LedgerNote) -> list[int]:
     """The clients that a note names one by one; none where it is about everyone."""
-    return [k for group in told.releases if group["clients"] != "*" for k in group["clients"]]
+    return [k for group in parsed.releases if group["clients"] != "*" for k in group["clients"]]
 
 
 def simulated(texts: Iterable[str]) -> bool:
@@ -300,8 +300,8 @@ def cost(releases: Sequence[Release], asked: Subject) -> TotalCost:
         drift += count * math.fsum(claim.drift for claim in claims)
         because |= dict.fromkeys(reason for claim in claims for reason in claim.because)
         if number > 1 or subject.unit != asked.unit:
-            said = " (group privacy)" if number > 1 else ""
-            because |= {f"implied by the {subject.unit} row{said}": None}
+            ending = " (group privacy)" if number > 1 else ""
+            because |= {f"implied by the {subject.unit} row{ending}": None}
     if open_ or silent:
         reasons = dict.fromkeys(reason for claim in open_ for reason in claim.because)
         if silent:

@@ -88,7 +88,7 @@ class Poisson(Event):
 
     @property
     def words(self) -> str:
-        return f"on a secret sample (each unit with probability {self.rate:.4g}): {'; '.join(said(self.event))}"
+        return f"on a secret sample (each unit with probability {self.rate:.4g}): {'; '.join(descriptions(self.event))}"
 
     def pure(self, rate: float = 1.0) -> float | None:
         return self.event.pure(rate * self.rate)
@@ -222,7 +222,7 @@ def draws_afresh(event: Event) -> bool:
     return any(leaf.fresh for leaf in leaves(event, whole=True))
 
 
-def said(event: Event) -> list[str]:
+def descriptions(event: Event) -> list[str]:
     """Noise of an event in words, relative to the change that one unit can make."""
     found: Counter[str] = Counter()
     for leaf, count in leaves(event).items():

@@ -246,13 +246,13 @@ def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
     """Guarantees of a run in which clients also send the server scores of models on their test examples, without noise:
     none for these examples, none for a client as a whole against the server, and all others unchanged.
     """
-    told = [
+    guarantees = [
         _nothing(row.subject, delta, "none", (SCORES,), row.releases)
         if (row.unit, row.adversary) == ("client", "server")
         else row
         for row in rows
     ]
-    return [*told, _nothing(TEST_EXAMPLES, delta, "none", (SCORES,), 0)]
+    return [*guarantees, _nothing(TEST_EXAMPLES, delta, "none", (SCORES,), 0)]
 
 
 def _nothing(asked: Subject, delta: float, status: Status, because: tuple[str, ...], releases: int) -> Guarantee:

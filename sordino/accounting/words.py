@@ -114,10 +114,10 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
 def in_short(row: Guarantee, simulated: bool, by: Sequence[Adversary] = ()) -> str:
     """The guarantee in one line: epsilon, unit, neighbours, adversaries, delta and status."""
     who = f"per {row.unit} ({row.neighbours}), against {subject(by or [row.adversary])}"
-    said = f"ε {epsilon_text(row.epsilon)} {who}, δ {delta_text(row.delta)}, "
+    text = f"ε {epsilon_text(row.epsilon)} {who}, δ {delta_text(row.delta)}, "
     if row.nominal_epsilon is None:
-        return said + standing(row.status, simulated)
-    return said + f"{standing('holds', simulated)}; nominal {epsilon_text(row.nominal_epsilon)} proves nothing"
+        return text + standing(row.status, simulated)
+    return text + f"{standing('holds', simulated)}; nominal {epsilon_text(row.nominal_epsilon)} proves nothing"
 
 
 def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: b
         given = "given what was released before it, " if promised and phase is not phases[0] else ""
         text = given + ("; ".join(promised) or nothing) if phase.releases else "nothing was released"
         found.setdefault(text, []).append(phase.phase)
-    said = [f"{' and '.join(names)}: {text}." for text, names in found.items()]
+    sentences = [f"{' and '.join(names)}: {text}." for text, names in found.items()]
     kept = {row.unit for row in whole if row.finite}
     parts = {row.unit: None for phase in phases for row in phase.guarantees if row.finite}
     lost = [
@@ -141,7 +141,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: b
         for unit in parts
         if unit not in kept
     ]
-    return (*said, *lost)
+    return (*sentences, *lost)
 
 
 def strength(epsilon: float) -> str:
@@ -232,14 +232,14 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
     rare = f", except with probability 1 in {_floor(1 / found.chance):,} ({SLACK:g} deltas)" if found.chance else ""
     most = f"{percent(found.posterior)} at most" if found.posterior < 1.0 else "certainty"
     against = f"against {subject(adversaries)}: take an attacker who knows all other data and {guess}. "
-    said = f"{against}What the run reveals can raise that to {most}{rare}."
+    text = f"{against}What the run reveals can raise that to {most}{rare}."
     if not row.finite:
-        return said[0].upper() + said[1:]
+        return text[0].upper() + text[1:]
     if row.epsilon > FORMALITY:
-        said += " With an epsilon this large the promise is little more than a formality."
+        text += " With an epsilon this large the promise is little more than a formality."
     if row.status == "conditional":
-        said += f" It is {row.status}: {'; '.join(row.because)}."
-    return f"This simulation protects nobody. With real noise, {said}" if simulated else said[0].upper() + said[1:]
+        text += f" It is {row.status}: {'; '.join(row.because)}."
+    return f"This simulation protects nobody. With real noise, {text}" if simulated else text[0].upper() + text[1:]
 
 
 def headline(rows: Sequence[Guarantee], simulated: bool) -> str:

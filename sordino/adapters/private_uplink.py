@@ -110,11 +110,11 @@ def _array(data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray
         file = io.BytesIO(data)
         if np.lib.format.read_magic(file) != (1, 0):
             raise undeclared()
-        told, by_column, kind = np.lib.format.read_array_header_1_0(file)
+        found_shape, by_column, kind = np.lib.format.read_array_header_1_0(file)
     except Exception:  # a parser of untrusted bytes may raise anything
         raise undeclared() from None
     start, numbers = file.tell(), math.prod(shape)
-    if (told, kind) != (shape, dtype) or len(data) != start + numbers * dtype.itemsize:
+    if (found_shape, kind) != (shape, dtype) or len(data) != start + numbers * dtype.itemsize:
         raise undeclared()
     return np.frombuffer(data, dtype, numbers, start).reshape(shape, order="F" if by_column else "C")
 

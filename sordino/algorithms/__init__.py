@@ -51,11 +51,11 @@ def _holding(name: str) -> list[str]:
     """Modules of this package in whose text the algorithm `name` is defined. A text search (10 ms) avoids importing all
     files.
     """
-    said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
+    pattern = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
     return [
         f"{__name__}.{file.name.removesuffix('.py')}"
         for file in files(__name__).iterdir()
-        if file.name.endswith(".py") and said.search(file.read_text(encoding="utf-8"))
+        if file.name.endswith(".py") and pattern.search(file.read_text(encoding="utf-8"))
     ]
 
 

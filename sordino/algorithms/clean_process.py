@@ -24,17 +24,17 @@ from sordino.types import Examples, Params
 
 def computed(request: bytes) -> Params:
     head, _, tensors = request.partition(b"\n")
-    told: dict[str, Any] = json.loads(head)
+    header: dict[str, Any] = json.loads(head)
     parts: dict[str, Params] = {"state": {}, "given": {}, "rows": {}}
     for name, value in load(tensors).items():
         part, _, rest = name.partition("/")
         parts[part][rest] = value
-    net = Architecture.model_validate(told["architecture"], strict=False).built(0)
+    net = Architecture.model_validate(header["architecture"], strict=False).built(0)
     keyed_dropout(net)
-    given = {name: parts["given"][name] for name in told["names"]}
+    given = {name: parts["given"][name] for name in header["names"]}
     rows = Examples(**parts["rows"])
     return trained_by(
-        function_named(told["of"]), handed_out(net, parts["state"]), given, rows, told["round"], told["seed"]
+        function_named(header["of"]), handed_out(net, parts["state"]), given, rows, header["round"], header["seed"]
     )
 
 

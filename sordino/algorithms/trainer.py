@@ -94,8 +94,8 @@ class Trainer(
 
         apart = None
         if (made := self._apart(task)) is not None:
-            told = {"of": self.of, "round": t, "seed": word, "architecture": made.to_json(), "names": list(down.x)}
-            apart = partial(request, told, task.state_dict(down.x), down.x)
+            header = {"of": self.of, "round": t, "seed": word, "architecture": made.to_json(), "names": list(down.x)}
+            apart = partial(request, header, task.state_dict(down.x), down.x)
         return Up(tree.sub(shard.passed_to(trained, apart), down.x)), ()
 
     def _apart(self, task: Task) -> Architecture | None:
@@ -147,13 +147,13 @@ def trained_by(
         return _tensors(train(model, rows, t), given, held, frozen)
 
 
-def request(told: Mapping[str, Any], state: Params, given: Params, rows: Examples) -> tuple[str, bytes]:
+def request(header: Mapping[str, Any], state: Params, given: Params, rows: Examples) -> tuple[str, bytes]:
     """Encodes a call of a training function, to be sent to the clean process that runs it (`clean_process`)."""
     parts = {"state": state, "given": given, "rows": rows._asdict()}
     tensors = {
         f"{part}/{name}": v.detach().cpu().contiguous().clone() for part, of in parts.items() for name, v in of.items()
     }
-    return "sordino.algorithms.clean_process", json.dumps(told).encode() + b"\n" + save(tensors)
+    return "sordino.algorithms.clean_process", json.dumps(header).encode() + b"\n" + save(tensors)
 
 
 def _tensors(returned: object, given: Params, held: Params, frozen: Set[str]) -> Params:

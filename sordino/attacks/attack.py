@@ -163,8 +163,8 @@ def _replayed(run: AttackedRun, folder: Path | None) -> str:
     whole = run.rounds(bare=False).round()
     mine = RunFolder(folder)
     with Ledger.as_founded(mine.ledger) as ledger:
-        told = [entry.digest for entry in of_run(ledger, mine.environment.run)]
-    if whole.digest.hex() not in told:
+        digests = [entry.digest for entry in of_run(ledger, mine.environment.run)]
+    if whole.digest.hex() not in digests:
         raise RunError(
             f"a replay of round {run.asked.round} does not reproduce the release of the run in {folder}",
             why="the data, the library or the machine differ from those of the run",

@@ -285,10 +285,10 @@ class AttackedRun:
         """Views of the means of features that the server received, each with the client's images of that class, for the
         judge. `bare`: without protection.
         """
-        told = preparation(self.simulation, bare=True) if bare else self.prepared
+        messages = preparation(self.simulation, bare=True) if bare else self.prepared
         every, found = raw(self.simulation), []
         own = pictures(self.elsewhere.x)
-        for number, one in enumerate(told.means):
+        for number, one in enumerate(messages.means):
             rows = every[one.client]
             key = keys.fold(self.key, "mean", number)
             view = MeanView(one.mean.float(), one.looks, one.label, own, self.elsewhere.y, key)

@@ -77,11 +77,11 @@ def attack(
     if list_:
         from sordino.attacks.methods import ATTACKS
 
-        told: list[dict[str, str | bool]] = [
+        rows: list[dict[str, str | bool]] = [
             {"attack": name, "sees": kind.sees, "what": kind.what(), "costly": kind.costly}
             for name, kind in ATTACKS.items()
         ]
-        say(told) if as_json else _listed(told)
+        say(rows) if as_json else _listed(rows)
         return
     name, changes = experiment_and_changes(what or [])
     experiment = experiment_of(name, changes)
@@ -111,11 +111,11 @@ def attack(
         raise typer.Exit(4)
 
 
-def _listed(told: list[dict[str, str | bool]]) -> None:
+def _listed(rows: list[dict[str, str | bool]]) -> None:
     from rich.table import Table
 
     table = Table("attack", "adversary", "description", "runs")
-    for one in told:
+    for one in rows:
         when = "only if named: it trains whole runs" if one["costly"] else "always"
         table.add_row(str(one["attack"]), f"the {one['sees']}", escape(str(one["what"])), when)
     Screen().print(table)

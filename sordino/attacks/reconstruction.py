@@ -35,8 +35,8 @@ def gradient(task: Task, params: Params, x: Tensor, shares: Tensor) -> list[Tens
     """Gradient of the mean loss for images with class probabilities `shares`, differentiable with respect to both."""
     leaves = [value.detach().requires_grad_() for value in params.values()]
     own = dict(zip(params, leaves, strict=True))
-    said = F.log_softmax(task.head(own, task.look(own, x)), 1)
-    loss = -(shares * said).sum(1).mean()
+    log_probabilities = F.log_softmax(task.head(own, task.look(own, x)), 1)
+    loss = -(shares * log_probabilities).sum(1).mean()
     return list(torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True, materialize_grads=True))
 
 
@@ -79,9 +79,9 @@ def label_counts(view: UpdateView) -> Tensor:
     """
     name = [name for name, value in view.before.items() if name.endswith("bias") and value.dim() == 1][-1]
     classes = len(view.before[name])
-    said = F.softmax(view.task.head(view.before, view.task.look(view.before, view.elsewhere)), 1).detach()
-    own = torch.stack([said[view.labels == label].mean(0) for label in range(classes)])  # nan: a class it lacks
-    own = torch.where(torch.isnan(own), said.mean(0), own)
+    probabilities = F.softmax(view.task.head(view.before, view.task.look(view.before, view.elsewhere)), 1).detach()
+    own = torch.stack([probabilities[view.labels == label].mean(0) for label in range(classes)])  # nan: it has none
+    own = torch.where(torch.isnan(own), probabilities.mean(0), own)
     # shares solve: own^T s - s = g
     system = own.T - torch.eye(classes)
     ones = torch.ones(1, classes)
@@ -202,7 +202,7 @@ def compared(
         *([("without protection", [one.matched for one in bare])] if bare and protected else []),
         (guessing, [one.matched for one in guess]),
     ]
-    pictures = tuple(row(said, torch.cat(images)[:SHOWN]) for said, images in rows)
+    pictures = tuple(row(caption, torch.cat(images)[:SHOWN]) for caption, images in rows)
     return finding.beside(verdict=verdict, why=why, measured=figures, pictures=pictures)
 
 
@@ -214,12 +214,12 @@ def _ssim(found: Sequence[Likeness]) -> float:
     return sum(one.ssim for one in found) / len(found)
 
 
-def row(told: str, images: Tensor) -> PictureRow:
-    """One row of a picture, with the caption `told`: images [n, c, h, w] between 0 and 1, side by side."""
+def row(caption: str, images: Tensor) -> PictureRow:
+    """One row of a picture, with a caption: images [n, c, h, w] between 0 and 1, side by side."""
     bytes_ = (255 * images).round().to(torch.uint8).movedim(1, -1).contiguous()
     n, height, width, channels = bytes_.shape
     return PictureRow(
-        told=told, shape=(n, height, width, channels), pixels=base64.b64encode(bytes_.numpy().tobytes()).decode()
+        caption=caption, shape=(n, height, width, channels), pixels=base64.b64encode(bytes_.numpy().tobytes()).decode()
     )
 
 

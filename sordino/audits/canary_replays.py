@@ -272,7 +272,7 @@ class Replays:
     def early(self) -> list[CanaryDirections]:
         return [] if self.unfit else earlier(self.canaries)
 
-    def told(self, weak: float, members: Sequence[int] | None) -> ScoredCanaries:
+    def scored(self, weak: float, members: Sequence[int] | None) -> ScoredCanaries:
         if weak not in self._played:
             self._played[weak] = scores(self.canaries, weak, self.early, self._start)
         found = self._played[weak]

@@ -56,10 +56,10 @@ class RecordedCanaryClients(Clients):
             yield k, upload
 
     def _said(self, site: Site, t: int, asked: Mapping[int, Terms], before: Mapping[int, Tree]) -> dict[int, Tree]:
-        said = dict(site.each(t, self.down, asked)) if asked else {}
+        answers = dict(site.each(t, self.down, asked)) if asked else {}
         for k, state in before.items():  # shared by the sites
             self.inner.states[k] = state
-        return said
+        return answers
 
 
 class CanaryScores(NamedTuple):

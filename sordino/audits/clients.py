@@ -185,19 +185,19 @@ def pairs(stand: AttackerPosition, claim: Claim) -> list[Pair]:
         return published(stand)
     far = _far(stand.uplink)
     against = {"replace": -far, "zero_out": 0.0}[claim.neighbours]
-    told = f"an update of any length against {WORDS[claim.neighbours]}"
+    attack = f"an update of any length against {WORDS[claim.neighbours]}"
     if stand.uplink.shared or isinstance(claim.event, NoAccess):
         return []  # shared noise, or encryption: one client's upload shows nothing
     if isinstance(stand.uplink.noise(), OneDirection):
         direction = tree.flat(stand.upload(1.0)).double()
-        return [Pair(told, stand.encoded(-far), stand.encoded(far), score=lambda seen: seen.double() @ direction)]
+        return [Pair(attack, stand.encoded(-far), stand.encoded(far), score=lambda seen: seen.double() @ direction)]
     if not private(stand.uplink.server):
-        return [Pair(told, stand.encoded(against), stand.encoded(far))]
+        return [Pair(attack, stand.encoded(against), stand.encoded(far))]
     rate = claim.event.rate if isinstance(claim.event, Poisson) else stand.hidden
     if stand.hidden < 1 and stand.fixed:  # its accounting assumes that nobody takes its place
-        told, instead = f"{told}; whoever is drawn in its place uploads the opposite", -far
-        return [Pair(told, stand.summed(against, rate, instead), stand.summed(far, rate, instead))]
-    return [Pair(told, stand.summed(against, rate), stand.summed(far, rate))]
+        attack, instead = f"{attack}; whoever is drawn in its place uploads the opposite", -far
+        return [Pair(attack, stand.summed(against, rate, instead), stand.summed(far, rate, instead))]
+    return [Pair(attack, stand.summed(against, rate), stand.summed(far, rate))]
 
 
 def _far(uplink: Uplink) -> float:

@@ -234,7 +234,7 @@ def _promises(setup: PhaseSetup, home: Home) -> Iterator[tuple[Claim, float | No
     noted = [
         claim
         for entry in federation.entries()
-        for group in entry.told.releases
+        for group in entry.parsed.releases
         if group["clients"] == "*" or client in group["clients"]
         for claim in claims_in(group)
     ]
@@ -299,20 +299,20 @@ def _attacked(
     claimed = stated if nominal and stated is not None else proved
     against = _compared(claim, claimed, delta)
     alpha, each = WRONG / max(1, len(pairs)), max(100, trials // max(1, len(pairs)))
-    told, found = "", LowerBound(delta, 0.0)
+    attack, found = "", LowerBound(delta, 0.0)
     for number, pair in enumerate(pairs):
         try:
             one = _lost(claim, pair, against, each, source.child(number), alpha)
         except NoPower:
             continue
-        if not told or one.epsilon - against[one.delta] > found.epsilon - against[found.delta]:
-            told, found = pair.told, one
+        if not attack or one.epsilon - against[one.delta] > found.epsilon - against[found.delta]:
+            attack, found = pair.attack, one
     refuted = found.epsilon > against[found.delta]
     verdict = (CAUGHT if refuted else ESCAPED) if twin else (VIOLATED if refuted else HOLDS)
     return AttackedPromise(
         phase=phase,
         **dict(claim.subject),
-        attack=told,
+        attack=attack,
         status=claim.status,
         claimed=claimed,
         delta=delta,
@@ -321,7 +321,7 @@ def _attacked(
         claimed_there=against[found.delta],
         trials=each,
         confidence=1 - WRONG,
-        verdict=SKIPPED if not told else NOTHING if nominal else verdict,
+        verdict=SKIPPED if not attack else NOTHING if nominal else verdict,
     )
 
 

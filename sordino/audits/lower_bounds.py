@@ -240,7 +240,7 @@ class Pair:
     centres; `by` "energy": by the size of the noise.
     """
 
-    told: str
+    attack: str
     without: Release
     with_: Release
     by: Literal["direction", "energy"] = "direction"
@@ -280,5 +280,5 @@ def likelihood(seen: Tensor, origin: Tensor, towards: Tensor, std: Tensor, rate:
     shift of each coordinate divided by its variance.
     """
     shift = towards * std
-    told = (seen - origin) / std * shift - shift**2 / 2
-    return torch.logaddexp(told + math.log(rate), torch.tensor(math.log1p(-rate), dtype=told.dtype)).sum(1)
+    log_ratio = (seen - origin) / std * shift - shift**2 / 2
+    return torch.logaddexp(log_ratio + math.log(rate), torch.tensor(math.log1p(-rate), dtype=log_ratio.dtype)).sum(1)

@@ -123,15 +123,15 @@ def cells(reader: CellGradient, work: LocalWork, client: int, multiplier: float 
         # which examples lie in which cell is public: noiseless sampling of one cell shows them
         here, absent = release(single), release(0 * single)
         masks = torch.stack([here(Silent(only=cell)) != 0 for cell in range(reader.cells)]).flatten(1)
-        told = "a cell whose episode has a gradient of any length against none"
+        attack = "a cell whose episode has a gradient of any length against none"
         return Pair(
-            told, lambda source: absent(source).flatten() * masks, lambda source: here(source).flatten() * masks
+            attack, lambda source: absent(source).flatten() * masks, lambda source: here(source).flatten() * masks
         )
     alone = _one_each(single, lambda values: release(values)(Silent())[0])
     chosen = torch.zeros(size, 1).index_fill(0, torch.tensor(alone), 1.0) * single
     here, turned = release(chosen), release(-chosen)
-    told = "an example that turns its episode around"
-    return Pair(told, lambda source: turned(source).T[alone], lambda source: here(source).T[alone])
+    attack = "an example that turns its episode around"
+    return Pair(attack, lambda source: turned(source).T[alone], lambda source: here(source).T[alone])
 
 
 def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
@@ -192,8 +192,8 @@ def class_sums(
         def seen(source: NoiseSource) -> Tensor:
             shard = reader.open(mine, Grant(0, size, size, source, multiplier), task)
             sums, counts = shard.by_class(of, classes)
-            told = torch.cat([sums, counts[:, None]], 1) if reader.count else sums
-            return told[labels]
+            columns = torch.cat([sums, counts[:, None]], 1) if reader.count else sums
+            return columns[labels]
 
         return seen
 
@@ -236,8 +236,8 @@ def answers(reader: Responses, unit: Unit) -> Pair:
             coins = Rare(source.inner, source.factor) if isinstance(source, Weak) else source
             answers = each.prepare(Examples(x, y), coins)
             values = answers.x.flatten(1).double() / 255
-            told = answers.y.double()[:, None] if unit == "example" else values[:, :0]
-            return torch.cat([values[:, :1] if unit == "pixel" else values, told], 1)
+            label = answers.y.double()[:, None] if unit == "example" else values[:, :0]
+            return torch.cat([values[:, :1] if unit == "pixel" else values, label], 1)
 
         return seen
 

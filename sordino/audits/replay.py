@@ -179,8 +179,8 @@ class Rounds(ABC):
     def _each(self, t: int, answers: Mapping[int, Tree], down: Tree) -> dict[int, Params]:
         if any(stage.aggregate_only for stage in self.algorithm.uplink.client):
             return {}
-        told = {k: self.change_of(t, upload, down, k, len(self.site.shards[k].y)) for k, upload in answers.items()}
-        return {k: change for k, change in told.items() if change is not None}
+        changes = {k: self.change_of(t, upload, down, k, len(self.site.shards[k].y)) for k, upload in answers.items()}
+        return {k: change for k, change in changes.items() if change is not None}
 
 
 class Replay(Rounds):

@@ -160,7 +160,7 @@ def _audited(
         return found.beside(why=f"only {room} canaries have room")
 
     def play(weak: float) -> ReplayedCanaries:
-        return judged(promise, replays.told(weak, members))
+        return judged(promise, replays.scored(weak, members))
 
     played = play(1.0)
     found = found.beside(replays=canaries.replays, prepared=bool(replays.early), played=played)
@@ -222,26 +222,26 @@ class NoiseRead(NamedTuple):
         return Repeat(one if self.rate == 1 else Poisson(self.rate, one), self.times)
 
 
-def noise_lacking(reads: Sequence[NoiseRead], told: ScoredCanaries, alpha: float) -> float:
+def noise_lacking(reads: Sequence[NoiseRead], canaries: ScoredCanaries, alpha: float) -> float:
     """Lower confidence limit for the factor by which the actual noise is smaller than promised; above 1 it is too
     small.
 
     Secret sampling also varies the scores of present canaries, so under sampling only absent ones are used.
     """
-    off = (told.scores - told.there.double()) * (told.weight / told.weight.max()).sqrt()
-    shown = distance(off if all(one.rate == 1 for one in reads) else off[~told.there], alpha)
+    off = (canaries.scores - canaries.there.double()) * (canaries.weight / canaries.weight.max()).sqrt()
+    shown = distance(off if all(one.rate == 1 for one in reads) else off[~canaries.there], alpha)
     return shown / math.sqrt(sum(one.times * (one.rate / one.noise.noise_multiplier) ** 2 for one in reads))
 
 
-def epsilon_by_noise(promise: Guarantee, told: ScoredCanaries, alpha: float) -> float:
+def epsilon_by_noise(promise: Guarantee, canaries: ScoredCanaries, alpha: float) -> float:
     """Lower bound on epsilon, from the spread of scores: what the promised releases cost under the largest noise that
     agrees with the scores. 0 if the promised noise is not Gaussian.
     """
     assert promise.event is not None
     reads = NoiseRead.of(promise.event, promise.neighbours)
-    if not reads or not len(told.scores):
+    if not reads or not len(canaries.scores):
         return 0.0
-    lacking = noise_lacking(reads, told, alpha)
+    lacking = noise_lacking(reads, canaries, alpha)
     return price(promise, Together(tuple(one.quieter(lacking) for one in reads)), lacking)
 
 
@@ -289,17 +289,17 @@ def price(promise: Guarantee, event: Event | None, factor: float) -> float:
     return lost if factor > 1 else min(lost, promise.epsilon)  # accountants round up
 
 
-def judged(promise: Guarantee, told: ScoredCanaries, wrong: float = WRONG) -> ReplayedCanaries:
+def judged(promise: Guarantee, canaries: ScoredCanaries, wrong: float = WRONG) -> ReplayedCanaries:
     """All lower bounds, at the joint error probability `wrong`, a quarter of it for each."""
     assert promise.event is not None
     delta, against, each = promise.delta, curve(promise), wrong / 4
-    told = told.of(told.rounds <= promise.releases)  # a replay may ask a client in more rounds than were promised
-    many, right = len(told.scores), int(((told.scores > 0.5) == told.there).sum())
+    canaries = canaries.of(canaries.rounds <= promise.releases)  # in a replay a client may be asked more often
+    many, right = len(canaries.scores), int(((canaries.scores > 0.5) == canaries.there).sum())
     guesses, wrong_guesses = Guesses(many, many, right), upper(many - right, many, each)
     # one confidence limit for the share of wrong guesses, at every delta
     lost = [LowerBound(d, epsilon_by_errors(wrong_guesses, d)) for d in against]
     lost.append(LowerBound(delta, epsilon_by_overlap(promise, wrong_guesses)))
-    lost.append(LowerBound(delta, epsilon_by_noise(promise, told, each)))
+    lost.append(LowerBound(delta, epsilon_by_noise(promise, canaries, each)))
     found = max(lost, key=lambda one: one.epsilon / against[one.delta])
     coins = epsilon_at_least(guesses, delta, each)
     if gaussian(promise.event):

@@ -156,8 +156,10 @@ def learns(trial: Trial) -> None:
     first = float((0.5 * a * b**2).sum(1).mean())  # at zero, where quadratics begin
     last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["loss"]
     fix = "check the sign and the size of the step: lower algorithm.lr with --set algorithm.lr=0.01"
-    said = f"on quadratics of loss {first:.3g}, of which {first - best:.3g} can be learned, 20 rounds end at {last:.3g}"
-    require(last - best < 0.99 * (first - best), said, fix)
+    reached = (
+        f"on quadratics of loss {first:.3g}, of which {first - best:.3g} can be learned, 20 rounds end at {last:.3g}"
+    )
+    require(last - best < 0.99 * (first - best), reached, fix)
 
 
 def noisy(trial: Trial) -> None:

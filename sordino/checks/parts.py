@@ -333,11 +333,11 @@ KINDS = (
 FUNCTIONS = {"loss": Loss, "metric": OwnMetric, "model": torch.nn.Module, "trainer": FunctionType}
 
 
-def kind_of(made: Any, said: str | None) -> PartKind | None:
+def kind_of(made: Any, chosen: str | None) -> PartKind | None:
     """The kind of a user's own code, such as loss, metric or partition: a class has that of its base class, a function
-    the one that the user `said` (--kind). None for an algorithm.
+    the one that the user `chosen` (--kind). None for an algorithm.
     """
-    base = FUNCTIONS.get(str(said))
+    base = FUNCTIONS.get(str(chosen))
     if inspect.isfunction(made):
         return next((kind for kind in KINDS if kind.base is base), None)
     return next((kind for kind in KINDS if isinstance(made, type) and issubclass(made, kind.base)), None)

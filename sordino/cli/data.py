@@ -55,8 +55,10 @@ def list_(what: What = None, as_json: Json = False) -> None:
         facts, held = _facts(population), _table_facts(population)
         remarks = population.dataset.remarks
         if as_json:
-            told = {} if held is None else held._asdict() | {"columns": [one._asdict() for one in held.columns]}
-            say(facts | told | ({"outside": remarks} if remarks else {}))
+            schema_values = (
+                {} if held is None else held._asdict() | {"columns": [one._asdict() for one in held.columns]}
+            )
+            say(facts | schema_values | ({"outside": remarks} if remarks else {}))
             return
         out = Screen()
         out.print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
@@ -91,8 +93,8 @@ def schema(
     """Draft the schema of a table: the values its columns can hold, for you to confirm from what you know of them."""
     from sordino import config
 
-    told = {"separator": separator, "decimal": decimal, "encoding": encoding}
-    given = {name: value for name, value in told.items() if value is not None}
+    options = {"separator": separator, "decimal": decimal, "encoding": encoding}
+    given = {name: value for name, value in options.items() if value is not None}
     with extra("data", "tables", "missing-data-extra", DataError):
         from sordino.data.inferred_columns import draft
         from sordino.data.table_files import GivenDialect
@@ -209,8 +211,8 @@ def _counts(population: Population) -> Any:
 
 def _scheme(population: Population) -> str:
     chosen = {key: value for key, value in population.experiment.partition.items() if key not in ("scheme", "clients")}
-    told = ", ".join(f"{key} {value}" for key, value in chosen.items())
-    return str(population.experiment.partition["scheme"]) + (f" ({told})" if told else "")
+    settings = ", ".join(f"{key} {value}" for key, value in chosen.items())
+    return str(population.experiment.partition["scheme"]) + (f" ({settings})" if settings else "")
 
 
 def _portrait(population: Population) -> dict[str, Any]:
@@ -246,26 +248,26 @@ def _portrait(population: Population) -> dict[str, Any]:
 
 def _differences(found: dict[str, Any]) -> dict[str, str]:
     n, classes = found["summary"], found["classes"]
-    told = {
+    values = {
         "clients": f"{n['clients']:,}",
         "examples for training": f"{n['examples']:,}" + (f" ({found['unused']:,} unused)" if found["unused"] else ""),
         "examples of a client": f"{n['size_min']:,} to {n['size_max']:,}, median {n['size_median']:,.0f}",
         "smallest client": f"{found['smallest']}, with {n['size_min']:,} examples",
     }
     if classes:
-        told |= {
+        values |= {
             "labels of a client": f"{n['classes_per_client']:.1f} of {classes}, as many as "
             f"{n['effective_classes']:.1f} equally frequent ones",
             "difference from all": f"{n['total_variation']:.2f} (total variation of labels: 0 alike, 1 nothing in "
             "common)",
         }
-    return told
+    return values
 
 
 def _warnings(found: dict[str, Any]) -> list[str]:
     few = [client["client"] for client in found["clients"] if 0 < client["train"] <= FEW]
     empty = [client["client"] for client in found["clients"] if not client["train"]]
-    told = {
+    lines = {
         "hold no training examples": empty,
         f"hold {FEW} training examples or fewer": few,
         "have no test examples, so their own accuracy cannot be said": found["without_test"],
@@ -275,7 +277,7 @@ def _warnings(found: dict[str, Any]) -> list[str]:
         *(
             f"{len(who)} of {len(found['clients'])} clients {what}: "
             f"{', '.join(map(str, who[:8]))}{', ...' if len(who) > 8 else ''}"
-            for what, who in told.items()
+            for what, who in lines.items()
             if who
         ),
     ]

@@ -112,8 +112,12 @@ def watch(
     since = beginning(folder) or WatchStart(time.time(), seen.round)
     if as_json:
         sites = {name: now._asdict() for name, now in seen.sites.items()}
-        told = seen._asdict() | {"score": seen.score.to_json(), "sites": sites, "rounds_per_second": rate(seen, since)}
-        say(told)
+        values = seen._asdict() | {
+            "score": seen.score.to_json(),
+            "sites": sites,
+            "rounds_per_second": rate(seen, since),
+        }
+        say(values)
         return
     if not once:
         with _shown(console) as show:
@@ -138,7 +142,7 @@ def line(seen: RunStatus, since: WatchStart) -> str:
     from sordino.runs.listing import rate
 
     speed = rate(seen, since) if seen.state == "running" else 0.0
-    said = [
+    parts = [
         f"round {seen.round}/{seen.rounds}",
         seen.state,
         _reached(seen),
@@ -147,7 +151,7 @@ def line(seen: RunStatus, since: WatchStart) -> str:
         left((seen.rounds - seen.round) / speed) if speed else "",
         seen.promise,
     ]
-    return "  ".join(part for part in said if part)
+    return "  ".join(part for part in parts if part)
 
 
 def connected(seen: RunStatus) -> str:
@@ -222,9 +226,9 @@ def predict(
     found = predicted(run, rows, score, with_code, own, encoding)
     if out is not None:
         write(out, found.to_csv())
-    told = {"out": str(out)} if out is not None else {"predictions": list(found.rows)}
+    written = {"out": str(out)} if out is not None else {"predictions": list(found.rows)}
     if as_json:
-        typer.echo(json.dumps({"rows": len(found), **found.described, **told, "notes": found.notes}))
+        typer.echo(json.dumps({"rows": len(found), **found.described, **written, "notes": found.notes}))
         return
     if out is None:
         typer.echo(found.to_csv(), nl=False)
@@ -334,9 +338,9 @@ def check(
         for column in ("law", "", "what it says, or why it is broken and what to do"):
             table.add_column(column)
         for v in verdicts:
-            told = escape(v.says) if v.verdict == "holds" else escape(v.why)
+            text = escape(v.says) if v.verdict == "holds" else escape(v.why)
             fix = f"\n[bold]fix[/bold] {escape(v.fix)}" if v.fix else ""
-            table.add_row(v.law, f"[{STYLES[v.verdict]}]{v.verdict}[/]", told + fix)
+            table.add_row(v.law, f"[{STYLES[v.verdict]}]{v.verdict}[/]", text + fix)
         out = Screen()
         out.print(table)
         out.print(

@@ -85,8 +85,8 @@ def _facts(row: Planned, timing: str, simulated: bool) -> Iterator[tuple[str, st
     if (made := row.promise) is None:
         yield "promise", "[red]none[/red] that is paid for: the rows below say what holds"
     else:
-        style, said = STATUS_STYLE[made.status], in_short(made, simulated)
-        yield "promise", f"[{style}]{said}[/{style}], accountant {escape(made.accountant)}"
+        style, summary = STATUS_STYLE[made.status], in_short(made, simulated)
+        yield "promise", f"[{style}]{summary}[/{style}], accountant {escape(made.accountant)}"
         yield (
             "noise",
             f"multiplier {_multiplier(row)} for the busiest client, with {row.participations:,} participations",
@@ -187,8 +187,8 @@ def verdict(console: Console, ratio: float | None, found: Sequence[SmallestFeder
     if ratio is None:
         return
     ways = ways_out(list(found), delta)
-    if said := warning(ratio, ways or [NO_WAY]):
-        console.print(f"[red]{said}[/red]")
+    if text := warning(ratio, ways or [NO_WAY]):
+        console.print(f"[red]{text}[/red]")
     elif ways:
         console.print(
             f"[yellow]The noise in a round's mean is {ratio:.3g} times the largest signal. {' '.join(ways)}[/yellow]"

@@ -158,20 +158,20 @@ def spent(
         with when_used("torch"):
             from sordino.receipts.receipt import lifetime, spending
 
-        told: Lifetime | Spending = lifetime(place) if place.is_file() else spending(place)
+        account: Lifetime | Spending = lifetime(place) if place.is_file() else spending(place)
     if as_json:
-        say(told.to_json())
+        say(account.to_json())
         return
     console = Screen()
-    console.print(guarantees(told.guarantees, told.simulated, told.phases))
-    if isinstance(told, Lifetime):
-        for line in (*told.assumptions, *(f"{run.run}: {run.releases} releases" for run in told.runs)):
+    console.print(guarantees(account.guarantees, account.simulated, account.phases))
+    if isinstance(account, Lifetime):
+        for line in (*account.assumptions, *(f"{run.run}: {run.releases} releases" for run in account.runs)):
             console.print(f"[dim]· {escape(line)}[/dim]", highlight=False, soft_wrap=True)
-    if told.budget is not None and told.budget.groups:
-        console.print(groups(told.budget, told.simulated))
+    if account.budget is not None and account.budget.groups:
+        console.print(groups(account.budget, account.simulated))
     if by_client:
-        count = "" if told.budget is None else told.budget.caveat(told.guarantees)
-        console.print(spending_table(told.by_client, told.currency + count))
+        count = "" if account.budget is None else account.budget.caveat(account.guarantees)
+        console.print(spending_table(account.by_client, account.currency + count))
 
 
 @app.command()

@@ -176,8 +176,8 @@ def _tell(error: SordinoError) -> int:
     console = Console(stderr=True, soft_wrap=True)
     with contextlib.suppress(OSError):
         if json_asked():
-            said = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
-            print(json.dumps({"error": said, "exit_code": error.exit_code}), file=sys.stderr, flush=True)
+            fields = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
+            print(json.dumps({"error": fields, "exit_code": error.exit_code}), file=sys.stderr, flush=True)
             return error.exit_code
         console.print(f"[bold red]error[/bold red] {_lines(error.what)}  [dim]({error.code})[/dim]")
         if error.why:

@@ -40,7 +40,7 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
     task = bar.add_task("", total=None, reached="")
     with (
         Live(Group(bar, price), console=console, transient=True, refresh_per_second=4),
-        _waiting(lambda said: setattr(price, "plain", said)),
+        _waiting(lambda text: setattr(price, "plain", text)),
     ):
         begun = False
 
@@ -87,12 +87,12 @@ def _waiting(tell: Callable[[str], None]) -> Iterator[None]:
 def _now_and_then(console: Console) -> Callable[[str], None]:
     last = -math.inf
 
-    def tell(said: str) -> None:
+    def tell(text: str) -> None:
         nonlocal last
         if time.monotonic() - last > SELDOM:
             last = time.monotonic()
             with contextlib.suppress(OSError):
-                console.print(said, highlight=False, markup=False, soft_wrap=True)
+                console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     return tell
 
@@ -137,8 +137,8 @@ def _lines(console: Console, spending: LiveSpending, reached: ProgressSoFar) -> 
         if now - last > EVERY or step.round == step.rounds:
             rate = (step.round - first[1]) / (now - first[0]) if now > first[0] else 0.0
             remaining = left((step.rounds - step.round) / rate) if rate and step.round < step.rounds else ""
-            said = [part for part in (done, spending.text(step), remaining) if part]
-            say(f"round {step.round}/{step.rounds}  {'  '.join(said)}")
+            parts = [part for part in (done, spending.text(step), remaining) if part]
+            say(f"round {step.round}/{step.rounds}  {'  '.join(parts)}")
             last = time.monotonic()
 
     return watch

@@ -113,9 +113,9 @@ def _say_only(
     row, decided = forecast.row("as asked", words, timed=True), choices(experiment.engine, settled.engine, settled)
     if as_json:
         promised = [one.to_json() for one in forecast.planner.guarantees]
-        told = {"dry_run": True, "folder": str(folder), "would_write": files, "decided": decided}
-        told |= {"remarks": simulation.remarks}
-        say({**told, "answer": row.to_json(), "guarantees": promised})
+        values = {"dry_run": True, "folder": str(folder), "would_write": files, "decided": decided}
+        values |= {"remarks": simulation.remarks}
+        say({**values, "answer": row.to_json(), "guarantees": promised})
     elif not quiet:
         from sordino.cli import plan_tables as planned
         from sordino.cli.tables import guarantees

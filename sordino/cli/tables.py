@@ -67,14 +67,14 @@ def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
             kind, f"{seconds:.2f}", f"{1e3 * seconds / max(1, len(metrics)):.1f} ms", f"{seconds / seen.seconds:.0%}"
         )
     done = sum(row.device_flops or 0.0 for row in metrics) / seen.seconds
-    said = f"{seen.seconds:.1f} s in all for {len(metrics)} rounds."
+    text = f"{seen.seconds:.1f} s in all for {len(metrics)} rounds."
     if done:
         most = reach(cores())
-        said += (
+        text += (
             f" Clients computed {done / 1e9:.2g} billion operations a second, {done / most:.1%} of the "
             f"{most / 1e9:.0f} that matrix products reach on all cores of this machine."
         )
-    return Group(table, said)
+    return Group(table, text)
 
 
 def _spent_text(budget: ReceiptBudget) -> str:
@@ -97,9 +97,9 @@ def groups(budget: ReceiptBudget, simulated: bool) -> Table:
     title, heads, rows = group_cells(budget, simulated)
     table = titled(title, *heads, left=0)
     table.columns[-1].justify = "left"
-    for group, (*told, spent, status) in zip(budget.groups, rows, strict=True):
+    for group, (*cells, spent, status) in zip(budget.groups, rows, strict=True):
         style = "red" if group.spent > group.granted * SLACK else STATUS_STYLE[group.status]
-        table.add_row(*told, f"[{style}]{spent}[/{style}]", status)
+        table.add_row(*cells, f"[{style}]{spent}[/{style}]", status)
     return table
 
 
@@ -157,8 +157,8 @@ def results(metrics: Sequence[RoundRow]) -> Table:
             table.add_row(f"of true class {at}, predicted as each", " ".join(map(str, counts)))
     table.add_row("bytes down", bytes_text(sum(row.bytes_down or 0 for row in metrics)))
     table.add_row("bytes up", bytes_text(sum(row.bytes_up or 0 for row in metrics)))
-    for name, said in secure(metrics):
-        table.add_row(name, said)
+    for name, sentence in secure(metrics):
+        table.add_row(name, sentence)
     return table
 
 
@@ -226,9 +226,9 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
     table.add_column("why", min_width=len("gdp, (1)"))
     merged: dict[tuple[str, str, str, str, Status, str], list[str]] = {}
     for row in rows:
-        told = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in row.because]
+        numbers = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in row.because]
         counted = [row.accountant] if 0 < row.epsilon < math.inf else []
-        why = ", ".join([*counted, *([f"({' '.join(told)})"] if told else [])])
+        why = ", ".join([*counted, *([f"({' '.join(numbers)})"] if numbers else [])])
         facts = (row.unit, _epsilons(row), delta_text(row.delta), row.neighbours, row.status, why)
         merged.setdefault(facts, []).append(row.adversary)
     for (unit, epsilon, delta, neighbours, status, why), adversaries in merged.items():
@@ -236,8 +236,8 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
         by = "anyone" if len(adversaries) == 3 else "\n".join(adversaries)
         table.add_row(unit, by, epsilon, delta, neighbours, f"[{style}]{standing(status, simulated)}[/{style}]", why)
     notes = [Padding(Text(f"({number}) {reason}"), (0, 0, 0, 1)) for reason, number in reasons.items()]
-    said = [*by_phase(rows, phases, simulated), headline(rows, simulated)]
-    return Group(table, *notes, *(Padding(Text(line), (0, 0, 0, 1)) for line in said if line))
+    sentences = [*by_phase(rows, phases, simulated), headline(rows, simulated)]
+    return Group(table, *notes, *(Padding(Text(line), (0, 0, 0, 1)) for line in sentences if line))
 
 
 def _epsilons(row: Guarantee) -> str:
@@ -262,8 +262,8 @@ def spending(clients: Sequence[OfClient], currency: str) -> Table:
 
 def spent_cells(row: OfClient) -> list[str]:
     """Cells of a client in the table of spending, after its name: examples, rounds, spent and granted budget."""
-    told = ["-" if count is None else str(count) for count in (row.examples, row.participations, row.planned)]
-    return [*told, _amounts(row.spent), "unlimited" if row.granted is None else _amounts(row.granted)]
+    cells = ["-" if count is None else str(count) for count in (row.examples, row.participations, row.planned)]
+    return [*cells, _amounts(row.spent), "unlimited" if row.granted is None else _amounts(row.granted)]
 
 
 @lru_cache

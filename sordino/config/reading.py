@@ -190,15 +190,15 @@ def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str
             f"{where} needs {place}", why="this setting has no default", fix=f"give {place} a value", code="wrong-type"
         )
     fix = _fix(first, place)
-    told = "" if fix.startswith("one of: ") else ", or ".join(why).replace(", or it must be ", " or ")
-    return ConfigError(f"{where}: {place} = {first['input']!r}", why=told, fix=fix, code="wrong-type")
+    why_text = "" if fix.startswith("one of: ") else ", or ".join(why).replace(", or it must be ", " or ")
+    return ConfigError(f"{where}: {place} = {first['input']!r}", why=why_text, fix=fix, code="wrong-type")
 
 
 def _said(error: ErrorDetails) -> str:
-    said = SAID.get(error["type"], error["msg"])
+    message = SAID.get(error["type"], error["msg"])
     if expected := error.get("ctx", {}).get("expected"):
         return f"it is one of {expected}".replace("' or '", "', '")
-    return said[0].lower() + said[1:]
+    return message[0].lower() + message[1:]
 
 
 def _fix(error: ErrorDetails, place: str) -> str:
@@ -310,7 +310,7 @@ def check_ranges(values: BaseModel, inside: str = "") -> None:
 @lru_cache(maxsize=256)
 def _ranges(kind: type[BaseModel]) -> Sequence[tuple[str, Range]]:
     """Settings of a table that have a range, each with that range."""
-    return [(n, told) for n, field in kind.model_fields.items() for told in field.metadata if isinstance(told, Range)]
+    return [(n, one) for n, field in kind.model_fields.items() for one in field.metadata if isinstance(one, Range)]
 
 
 @lru_cache(maxsize=256)

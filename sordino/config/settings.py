@@ -188,8 +188,8 @@ class Network(Section):
 
     def of(self, process: int) -> dict[str, Any]:
         """Latency, bandwidths and slowness of one client process."""
-        told = self.model_dump(exclude={"timeout_s"})
-        return {name: v[process % len(v)] if isinstance(v, list) else v for name, v in told.items()}
+        values = self.model_dump(exclude={"timeout_s"})
+        return {name: v[process % len(v)] if isinstance(v, list) else v for name, v in values.items()}
 
 
 class Engine(Section):

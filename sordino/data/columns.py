@@ -65,51 +65,51 @@ class Columns(NamedTuple):
     groups_declared: bool  # False: read off the rows
     keys: list[str] | None  # names of the rows
     kept: Array  # numbers of the rows in the files
-    said: Mapping[str, Column]  # feature columns of the schema
+    declared: Mapping[str, Column]  # feature columns of the schema
     unknown: tuple[Unknown, ...] = ()
 
 
 def columns_of(source: TableSource) -> tuple[TableRows, Columns]:
     """The rows of a table, and their columns as numbers."""
     schema, outcome, labels, group, key = source.schema, source.outcome, source.labels, source.group, source.key
-    held, said = inferred(source) if schema is None else _declared(source, schema)
-    known = {name: column for name, column in said.items() if column.kind in FEATURES}
+    held, columns = inferred(source) if schema is None else _declared(source, schema)
+    known = {name: column for name, column in columns.items() if column.kind in FEATURES}
     if isinstance(outcome, NextTokens):
         outcome.check_inputs(known)
     features = {name: as_declared(held, name, one) for name, one in known.items()}
-    classes = () if outcome is not None else said[labels[0]].words
+    classes = () if outcome is not None else columns[labels[0]].words
     y = _places(held, labels[0], classes, "class") if outcome is None else outcome.read(held, labels)
-    names = () if group is None else said[group].words or tuple(sorted(set(texts(held.columns[group]))))
+    names = () if group is None else columns[group].words or tuple(sorted(set(texts(held.columns[group]))))
     numbers = () if schema is None or outcome is None else labels
     keys = None if key is None else texts(held.columns[key])
     if keys is not None:
         check_spellings(held.rows.name, f"value of {key}", sorted(set(keys)))
     if schema is not None and key is not None:
-        _check_rows_per_key(held, key, said[key])
+        _check_rows_per_key(held, key, columns[key])
     return held.rows, Columns(
         list(features.values()),
         y,
         classes,
         None if group is None else _places(held, group, names, "group"),
         names,
-        schema is not None and group is not None and bool(said[group].words),
+        schema is not None and group is not None and bool(columns[group].words),
         keys,
         held.numbers,
         known,
-        tuple(unknown_values(held, said, features, numbers)),
+        tuple(unknown_values(held, columns, features, numbers)),
     )
 
 
 def _declared(source: TableSource, schema: TableSchema) -> tuple[WithoutGaps, Mapping[str, Column]]:
     """The cells of the used columns, and the schema's entries for all columns."""
-    labels, said = source.labels, schema.columns
+    labels, columns = source.labels, schema.columns
     _check_roles(schema, {source.key: "key", source.group: "group", **dict.fromkeys(labels, "label")})
-    check_outcome(source.outcome, {name: said[name] for name in labels})
+    check_outcome(source.outcome, {name: columns[name] for name in labels})
     rows = source.rows()
     _check_names(rows, schema)
-    used = [name for name, one in said.items() if one.kind in FEATURES or name in source.roles]
-    fill = {name: one.missing for name, one in said.items() if one.missing is not None}
-    return without_gaps(rows, used, source.missing, fill, source.numbers, never=source.roles), said
+    used = [name for name, one in columns.items() if one.kind in FEATURES or name in source.roles]
+    fill = {name: one.missing for name, one in columns.items() if one.missing is not None}
+    return without_gaps(rows, used, source.missing, fill, source.numbers, never=source.roles), columns
 
 
 def _check_roles(schema: TableSchema, roles: Mapping[str | None, str]) -> None:
@@ -119,24 +119,24 @@ def _check_roles(schema: TableSchema, roles: Mapping[str | None, str]) -> None:
     for name, role in roles.items():
         if name is None:
             continue
-        said = schema.columns[name].kind if name in schema.columns else None
-        if said != role:
+        kind = schema.columns[name].kind if name in schema.columns else None
+        if kind != role:
             raise DataError(
                 f"data.{role} = {name!r}, but the schema "
-                + ("does not list this column" if said is None else f"says that this column is of kind {said!r}"),
+                + ("does not list this column" if kind is None else f"says that this column is of kind {kind!r}"),
                 why=f"the {role} of the schema is {schema.named(role) or 'not declared'}",
                 fix=f"write in the schema: {name} = {{ kind = {role!r}, ... }}, or choose another data.{role}",
                 code="schema-disagrees",
             )
 
 
-def _check_rows_per_key(held: WithoutGaps, name: str, said: Column) -> None:
+def _check_rows_per_key(held: WithoutGaps, name: str, column: Column) -> None:
     """Refuses a key with more rows than the schema declares for one person, which a guarantee for persons relies on."""
-    if isinstance(said, KeyColumn):
+    if isinstance(column, KeyColumn):
         cells = texts(held.columns[name])
         value, rows = max(Counter(cells).items(), key=itemgetter(1), default=("", 0))
-        if rows > said.rows:
-            what = f"is in {rows} rows, and the schema allows {said.rows}"
+        if rows > column.rows:
+            what = f"is in {rows} rows, and the schema allows {column.rows}"
             raise held.unfit(name, value, cells.index(value), what, f"leave rows out, or declare rows = {rows}")
 
 
@@ -159,49 +159,51 @@ def _check_names(rows: TableRows, schema: TableSchema) -> None:
         )
 
 
-def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
+def as_declared(held: WithoutGaps, name: str, column: Column) -> Feature:
     """One column converted row by row as its schema entry declares."""
-    if said.kind == "number":
+    if column.kind == "number":
         values = held.numbers_of(name)
-        beyond = (values < said.low) | (values > said.high)
-        if said.strict and beyond.any():
+        beyond = (values < column.low) | (values > column.high)
+        if column.strict and beyond.any():
             at = int(np.argmax(beyond))
-            raise held.unfit(name, float(values[at]), at, f"is not in the declared range [{said.low:g}, {said.high:g}]")
-        values = np.clip(values, said.low, said.high).astype(np.float32)
-        return Feature(values[:, None], *said.scale, numbers=True, unknown=beyond)
+            raise held.unfit(
+                name, float(values[at]), at, f"is not in the declared range [{column.low:g}, {column.high:g}]"
+            )
+        values = np.clip(values, column.low, column.high).astype(np.float32)
+        return Feature(values[:, None], *column.scale, numbers=True, unknown=beyond)
     words = texts(held.columns[name])
-    if isinstance(said, TextColumn):
-        return Feature(tokens(words, said))
-    if said.kind == "boolean":
+    if isinstance(column, TextColumn):
+        return Feature(tokens(words, column))
+    if column.kind == "boolean":
         truths = [BOOLEANS.get(text.strip().lower()) for text in words]
         if None in truths:
             raise held.unfit(name, words[at := truths.index(None)], at, "is neither true, false, 1 nor 0")
-        return Feature(np.array(truths, np.float32)[:, None], *said.scale, numbers=True)
-    place = _spelled(said.words)
-    nothing = len(said.words) if said.other is None else place[said.other]
-    rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last row is zeros
+        return Feature(np.array(truths, np.float32)[:, None], *column.scale, numbers=True)
+    place = _spelled(column.words)
+    nothing = len(column.words) if column.other is None else place[column.other]
+    rows = np.eye(len(column.words) + 1, len(column.words), dtype=np.float32)  # the last row is zeros
     found = np.array([place.get(text, nothing) for text in words])
-    return Feature(rows[found], unknown=found == len(said.words))
+    return Feature(rows[found], unknown=found == len(column.words))
 
 
-def tokens(texts: Sequence[str], said: TextColumn) -> Array:
+def tokens(texts: Sequence[str], column: TextColumn) -> Array:
     """The first words or tokens of each text as numbers, float32 [n, length]: 0 behind the last one."""
-    numbers = _numbering(said)
-    found = np.full((len(texts), said.length), NOTHING, np.float32)
+    numbers = _numbering(column)
+    found = np.full((len(texts), column.length), NOTHING, np.float32)
     for row, text in enumerate(texts):
-        first = numbers(text)[: said.length]
+        first = numbers(text)[: column.length]
         found[row, : len(first)] = first
     return found
 
 
-def _numbering(said: TextColumn) -> Callable[[str], Sequence[int]]:
+def _numbering(column: TextColumn) -> Callable[[str], Sequence[int]]:
     """The function that numbers the words of a text: tokens, positions in the declared list, or hash buckets."""
-    if isinstance(said, TokenColumn):
-        return lambda text: [1 + token for token in said.ids(text)[: said.length]]
-    places = {word.lower(): place for place, word in enumerate(said.words, start=2)}
+    if isinstance(column, TokenColumn):
+        return lambda text: [1 + token for token in column.ids(text)[: column.length]]
+    places = {word.lower(): place for place, word in enumerate(column.words, start=2)}
     if places:
         return lambda text: [places.get(word, UNKNOWN) for word in WORD.findall(text.lower())]
-    return lambda text: [1 + _bucket(word, said.buckets) for word in WORD.findall(text.lower())]
+    return lambda text: [1 + _bucket(word, column.buckets) for word in WORD.findall(text.lower())]
 
 
 def _bucket(word: str, buckets: int) -> int:
@@ -235,22 +237,22 @@ def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> 
 
 
 def unknown_values(
-    held: WithoutGaps, said: Mapping[str, Column], features: Mapping[str, Feature], labels: Sequence[str]
+    held: WithoutGaps, columns: Mapping[str, Column], features: Mapping[str, Feature], labels: Sequence[str]
 ) -> Iterator[Unknown]:
     """Values of each column, and of numeric `labels`, that are not in the schema."""
-    ends = {name: f"lie outside [{one.low:g}, {one.high:g}]" for name, one in said.items()}
+    ends = {name: f"lie outside [{one.low:g}, {one.high:g}]" for name, one in columns.items()}
     for name, feature in features.items():
         if feature.unknown is None or not feature.unknown.any():
             continue
-        if said[name].kind == "number":
+        if columns[name].kind == "number":
             values = held.numbers_of(name)
-            yield Unknown(name, feature.unknown, values, ends[name], "clipped to the range", said[name].moved)
+            yield Unknown(name, feature.unknown, values, ends[name], "clipped to the range", columns[name].moved)
         else:
             words, level = np.array(texts(held.columns[name])), "are not a level that the schema declares"
             yield Unknown(name, feature.unknown, words, level, "none of them: all zeros")
     for name in labels:
         values = held.numbers_of(name)
-        beyond = (values < said[name].low) | (values > said[name].high)
+        beyond = (values < columns[name].low) | (values > columns[name].high)
         yield Unknown(name, beyond, values, ends[name], "clipped to the range")
 
 
@@ -272,7 +274,7 @@ class Owners(NamedTuple):
 
 def remarks(found: Sequence[Unknown], owners: Owners) -> tuple[str, ...]:
     """Sentences about values that the schema does not allow, column by column, for the owners of the rows."""
-    rows, said = owners.rows, []
+    rows, lines = owners.rows, []
     for one in found:
         counts = owners.counts(one)
         order = [k for k in np.argsort(-counts, kind="stable").tolist() if counts[k]]
@@ -281,8 +283,8 @@ def remarks(found: Sequence[Unknown], owners: Owners) -> tuple[str, ...]:
         named = [f"{owners.names[k]} {counts[k]:,} of {rows[k]:,}" for k in order[:NAMED]] if owners.named else []
         at = f" ({', '.join(named)}{', ...' if len(order) > NAMED else ''})" if named else ""
         total = f"{counts.sum():,} of {rows.sum():,} values"
-        said.append(f"{one.column}: {total} {one.lies}{at}: each is {one.becomes}")
-    return tuple(said)
+        lines.append(f"{one.column}: {total} {one.lies}{at}: each is {one.becomes}")
+    return tuple(lines)
 
 
 def misfit(found: Sequence[Unknown], owners: Owners) -> DataError | None:

@@ -257,8 +257,8 @@ def _open(
     declared = () if colours is None else (colours,)
 
     def one(split: str, listed: LabelledFiles) -> Split:
-        told = (source, split, listed.labels.tolist(), side, *declared)
-        key = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        identity = (source, split, listed.labels.tolist(), side, *declared)
+        key = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
         stored = place / f"{name}-{split}-{key}.u8"
         found = pixels.kept(stored, verify, lambda: listed.labels, lambda: _decoded(listed.files, side, mode()))
         return Split(found.pixels, found.labels)

@@ -79,10 +79,10 @@ def load(
             fix="resize or convert them before you write the parquet files",
             code="split-shapes-differ",
         )
-    told = _names(sources["train"][0], label)
+    read_names = _names(sources["train"][0], label)
     many = int(max(train.labels.max(), test.labels.max())) + 1
     if classes is not None:
-        many = _as_declared(folder, classes, told, many)
+        many = _as_declared(folder, classes, read_names, many)
     elif many > len(train.labels):
         raise DataError(
             f"the largest label of {folder} is {many - 1}, with {len(train.labels)} training images",
@@ -102,19 +102,19 @@ def load(
     note = "images are a JPEG copy of the original" if train.jpegs or test.jpegs else ""
     first = Split(*train[:2])
     second = first if merge else Split(*test[:2])
-    told = tuple(classes or told or NAMES.get(known, ()))
-    names = told[:many] if len(told) >= many else ()
+    read_names = tuple(classes or read_names or NAMES.get(known, ()))
+    names = read_names[:many] if len(read_names) >= many else ()
     learned = (*([] if classes is not None else [CLASSES]), *([COLOURS] if colours is None else []))
     return Dataset(name, "image", many, first, second, *stats, note, names, learned=learned)
 
 
-def _as_declared(folder: Path, classes: Sequence[str], told: Sequence[str], seen: int) -> int:
-    """The number of declared classes. Refuses files that name other classes (`told`), or labels beyond them (`seen`
-    classes).
+def _as_declared(folder: Path, classes: Sequence[str], read_names: Sequence[str], seen: int) -> int:
+    """The number of declared classes. Refuses files that name other classes (`read_names`), or labels beyond them
+    (`seen` classes).
     """
     check_classes(classes)
-    if told and tuple(told) != tuple(classes):
-        why = f"the files say {', '.join(told)}"
+    if read_names and tuple(read_names) != tuple(classes):
+        why = f"the files say {', '.join(read_names)}"
     elif seen > len(classes):
         why = "a label lies beyond them"  # the label itself is shown to the owner of the images alone
     else:
@@ -358,8 +358,8 @@ def _names(file: Path, label: str | None) -> tuple[str, ...]:
         names = features[_label_column(file, schema, label)]["names"]
     except (KeyError, TypeError, ValueError, RecursionError):
         return ()
-    told = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
-    return tuple(names) if told else ()
+    is_names = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+    return tuple(names) if is_names else ()
 
 
 def _image_column(file: Path, schema: pa.Schema) -> str:

@@ -59,9 +59,9 @@ def draft(
     for name in roles.values():
         if name is not None:
             find(rows, name)
-    said = {key: "key", group: "person" if group == key else "group", label: "label"}
+    role_of = {key: "key", group: "person" if group == key else "group", label: "label"}
     columns = {name: rows.column(name) for name in rows.table.column_names}
-    found = {name: suggested(column, said.get(name)) for name, column in columns.items()}
+    found = {name: suggested(column, role_of.get(name)) for name, column in columns.items()}
     if not any(column.kind in FEATURES for column, _ in found.values()):
         raise no_features(rows)
     many = len(rows.files)
@@ -92,11 +92,11 @@ def inferred(source: TableSource) -> tuple[WithoutGaps, dict[str, Column]]:
     held = without_gaps(rows, rows.table.column_names, source.missing, {}, never=source.roles)
     roles = {source.labels[0]: "label"} if source.outcome is None else {}
     roles |= {} if source.group is None else {source.group: "group"}
-    said = {name: _role(held, name, role) for name, role in roles.items()}
+    role_columns = {name: _role(held, name, role) for name, role in roles.items()}
     features = {name: _feature(held, name) for name in held.columns if name not in source.roles}
     if not features:
         raise no_features(rows)
-    return held, features | said
+    return held, features | role_columns
 
 
 def no_features(rows: TableRows) -> DataError:
@@ -194,18 +194,18 @@ def outwards(low: float, high: float) -> Iterator[float]:
         yield int(around) if around == int(around) else float(around)
 
 
-def _written(said: Column, kind: pa.DataType) -> str:
+def _written(column: Column, kind: pa.DataType) -> str:
     """A schema entry as TOML; numbers and truth values are written without quotes."""
-    told = f'kind = "{said.kind}"'
-    if said.words:
+    declared = f'kind = "{column.kind}"'
+    if column.words:
         words = (
             word if not is_text(kind) and re.fullmatch(r"true|false|-?[0-9]+", word) else _toml(word)
-            for word in said.words
+            for word in column.words
         )
-        return f"{told}, {LISTS[said.kind][0]} = [{', '.join(words)}]"
-    if isinstance(said, KeyColumn):
-        return f"{told}, rows = {said.rows}"
-    return told if said.low == said.high else f"{told}, range = [{said.low!r}, {said.high!r}]"
+        return f"{declared}, {LISTS[column.kind][0]} = [{', '.join(words)}]"
+    if isinstance(column, KeyColumn):
+        return f"{declared}, rows = {column.rows}"
+    return declared if column.low == column.high else f"{declared}, range = [{column.low!r}, {column.high!r}]"
 
 
 def _key(name: str) -> str:
@@ -259,10 +259,10 @@ def _feature(held: WithoutGaps, name: str) -> Column:
     column = held.columns[name]
     if _numeric(column.type):
         return Column("number", -math.inf, math.inf)
-    said, _ = suggested(column, None)
-    if is_text(column.type) and not 0 < len(said.words) <= AN_ACCIDENT:
+    guess, _ = suggested(column, None)
+    if is_text(column.type) and not 0 < len(guess.words) <= AN_ACCIDENT:
         _check_are_words(held, name, column)
-    if said.kind == "ignored" and is_text(column.type):
+    if guess.kind == "ignored" and is_text(column.type):
         raise DataError(
             f"{held.rows.name}: column {name} has {len(_words(column))} different strings, more than {MAX_LEVELS}",
             why="each of these strings would become a feature",
@@ -271,14 +271,14 @@ def _feature(held: WithoutGaps, name: str) -> Column:
             '{ kind = "ignored" } and free text { kind = "text", buckets = 4096, length = 32 }; or merge values',
             code="too-many-levels",
         )
-    if said.kind == "ignored":
+    if guess.kind == "ignored":
         raise DataError(
             f"{held.rows.name}: column {name} has type {column.type}, neither number nor string",
             why="a feature must be a number or a string",
             fix="convert or remove the column",
             code="unsupported-column-type",
         )
-    return said
+    return guess
 
 
 def _check_are_words(held: WithoutGaps, name: str, column: pa.Array) -> None:

@@ -134,19 +134,19 @@ class NextTokens(LabelKind):
 
 def check_outcome(outcome: LabelKind | None, labels: Mapping[str, Column]) -> None:
     """Refuses a schema that contradicts the task about a label."""
-    for label, said in labels.items():
-        told = f"classes {', '.join(said.words)}" if said.words else f"range [{said.low:g}, {said.high:g}]"
-        if outcome is None and not said.words:
+    for label, one in labels.items():
+        values = f"classes {', '.join(one.words)}" if one.words else f"range [{one.low:g}, {one.high:g}]"
+        if outcome is None and not one.words:
             raise DataError(
-                f"the task predicts a class, but the schema says {told} of {label}",
+                f"the task predicts a class, but the schema says {values} of {label}",
                 why="a label with a range is a number",
-                fix=f'set task = {{name = "regression", range = [{said.low:g}, {said.high:g}]}}, or list its classes',
+                fix=f'set task = {{name = "regression", range = [{one.low:g}, {one.high:g}]}}, or list its classes',
                 code="schema-disagrees",
             )
-        if outcome is not None and (said.words or (said.low, said.high) != outcome.range):
+        if outcome is not None and (one.words or (one.low, one.high) != outcome.range):
             low, high = outcome.range
             raise DataError(
-                f"the task predicts a number in [{low:g}, {high:g}], but the schema says {told} of {label}",
+                f"the task predicts a number in [{low:g}, {high:g}], but the schema says {values} of {label}",
                 why="the schema and [task] must say the same of a label",
                 fix=f'write in the schema: {label} = {{ kind = "label", range = [{low:g}, {high:g}] }}, or correct '
                 "[task]",

@@ -83,25 +83,25 @@ def rows_of(
             fix="add them, spelled in the same way" + (", or ask for no score" if {*missing} <= {*labels} else ""),
             code="missing-column",
         )
-    fill = {name: said.missing for name, said in columns.items() if said.missing is not None}
+    fill = {name: column.missing for name, column in columns.items() if column.missing is not None}
     held = without_gaps(found, asked, "fill", fill, _numbers(columns), fix="fill in the value, or remove the row")
-    features = {name: as_declared(held, name, said) for name, said in columns.items()}
-    for name, said in columns.items():
-        if said.kind == "levels" and (strange := features[name].unknown) is not None and strange.any():
-            word, known = texts(held.columns[name])[at := int(np.argmax(strange))], ", ".join(said.words)
+    features = {name: as_declared(held, name, column) for name, column in columns.items()}
+    for name, column in columns.items():
+        if column.kind == "levels" and (strange := features[name].unknown) is not None and strange.any():
+            word, known = texts(held.columns[name])[at := int(np.argmax(strange))], ", ".join(column.words)
             raise held.unfit(name, word, at, f"is not a level that the model knows: {known}", FIX)
     owner = Owners(np.zeros(found.table.num_rows, np.int64), (found.name,), True)
-    told = remarks(list(unknown_values(held, columns, features, ())), owner)
+    found_remarks = remarks(list(unknown_values(held, columns, features, ())), owner)
     names = tuple(str(at) for at in range(1, found.table.num_rows + 1))
     x = np.hstack([feature.values for feature in features.values()])
     if labels and outcome is not None:
-        return NewRows(x, names, y=outcome.read(held, labels), remarks=told)
+        return NewRows(x, names, y=outcome.read(held, labels), remarks=found_remarks)
     truth = tuple(texts(whole(held.columns[labels[0]]))) if labels else None
-    return NewRows(x, names, truth, remarks=told)
+    return NewRows(x, names, truth, remarks=found_remarks)
 
 
 def _numbers(columns: Mapping[str, Column]) -> list[str]:
-    return [name for name, said in columns.items() if said.kind == "number"]
+    return [name for name, column in columns.items() if column.kind == "number"]
 
 
 # images ---------------------------------------------------------------------------------------------------------------

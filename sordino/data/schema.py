@@ -203,12 +203,12 @@ def parsed(text: str) -> TableSchema:
     table = tomllib.loads(text)
     if unknown := sorted(table.keys() - {"columns", "draft"}):
         raise ValueError(f"it has no key {unknown[0]!r}: only the table [columns], and draft")
-    told, draft = table.get("columns"), table.get("draft", False)
-    if not isinstance(told, dict) or not told:
+    tables, draft = table.get("columns"), table.get("draft", False)
+    if not isinstance(tables, dict) or not tables:
         raise ValueError("it has no table [columns]")
     if not isinstance(draft, bool):
         raise ValueError(f"draft = {draft!r} is neither true nor false")
-    columns = {name: _column(name, said) for name, said in told.items()}
+    columns = {name: _column(name, entry) for name, entry in tables.items()}
     for kind in ("label", "group", "key"):
         several = [name for name, column in columns.items() if column.kind == kind]
         marks = kind == "label" and all((columns[name].low, columns[name].high) == (0, 1) for name in several)
@@ -237,16 +237,16 @@ def check_roles(roles: Mapping[str, str | None]) -> None:
             )
 
 
-def _column(name: str, said: Any) -> Column:
-    kind = said.get("kind") if isinstance(said, dict) else None
+def _column(name: str, entry: Any) -> Column:
+    kind = entry.get("kind") if isinstance(entry, dict) else None
     if not isinstance(kind, str) or kind not in TAKES:
         raise ValueError(f"{name}: its kind is {kind!r}, and must be one of {', '.join(TAKES)}")
-    if unknown := sorted(said.keys() - {"kind", *TAKES[kind]}):
+    if unknown := sorted(entry.keys() - {"kind", *TAKES[kind]}):
         takes = ", ".join(TAKES[kind]) or "nothing more"
         raise ValueError(f"{name}: {unknown[0]!r} says nothing of kind {kind!r}, which takes {takes}")
     if kind == "number":
-        low, high = _range(name, said.get("range"))
-        outside, gap = said.get("outside", "move"), said.get("missing")
+        low, high = _range(name, entry.get("range"))
+        outside, gap = entry.get("outside", "move"), entry.get("missing")
         if outside not in ("move", "refuse"):
             raise ValueError(f'{name}: outside = {outside!r} is neither "move" nor "refuse"')
         if gap is not None and not (type(gap) in (int, float) and low <= gap <= high):
@@ -256,40 +256,40 @@ def _column(name: str, said: Any) -> Column:
             low,
             high,
             strict=outside == "refuse",
-            moved="outside" in said,
+            moved="outside" in entry,
             missing=None if gap is None else repr(gap),
         )
     if kind == "text":
-        return _text_column(name, said)
+        return _text_column(name, entry)
     if kind == "boolean":
-        gap = _text(said.get("missing")) if "missing" in said else None
-        if "missing" in said and gap not in BOOLEANS:
-            raise ValueError(f"{name}: missing = {said['missing']!r} is neither true nor false")
+        gap = _text(entry.get("missing")) if "missing" in entry else None
+        if "missing" in entry and gap not in BOOLEANS:
+            raise ValueError(f"{name}: missing = {entry['missing']!r} is neither true nor false")
         return Column(kind, missing=gap)
-    if kind == "key" and "rows" in said:
-        if not (type(rows := said["rows"]) is int and 1 <= rows <= MOST_ROWS):
+    if kind == "key" and "rows" in entry:
+        if not (type(rows := entry["rows"]) is int and 1 <= rows <= MOST_ROWS):
             raise ValueError(f"{name}: rows = {rows!r} is not a whole number from 1 to {MOST_ROWS}")
         return KeyColumn(kind, rows=rows)
-    if kind == "label" and "range" in said:
-        if "classes" in said:
+    if kind == "label" and "range" in entry:
+        if "classes" in entry:
             raise ValueError(f"{name}: a label has classes, or a range, and not both")
-        return Column(kind, *_range(name, said["range"]))
-    if kind not in LISTS or (kind == "group" and "names" not in said):
+        return Column(kind, *_range(name, entry["range"]))
+    if kind not in LISTS or (kind == "group" and "names" not in entry):
         return Column(kind)
     listed, least = LISTS[kind]
-    words = _words(name, listed, said.get(listed), least)
-    other = said.get("other")
+    words = _words(name, listed, entry.get(listed), least)
+    other = entry.get("other")
     if other is not None and (other := _text(other)) not in words:
         raise ValueError(f"{name}: other = {other!r} is not among its levels")
-    gap = said.get("missing")
+    gap = entry.get("missing")
     if gap is not None and (gap := _text(gap)) not in words:
         raise ValueError(f"{name}: missing = {gap!r} is not among its levels")
     return Column(kind, words=words, other=other, missing=gap)
 
 
-def _text_column(name: str, said: Mapping[str, Any]) -> TextColumn:
-    words, buckets, length, gap = (said.get(key) for key in ("words", "buckets", "length", "missing"))
-    tokenizer = said.get("tokenizer")
+def _text_column(name: str, entry: Mapping[str, Any]) -> TextColumn:
+    words, buckets, length, gap = (entry.get(key) for key in ("words", "buckets", "length", "missing"))
+    tokenizer = entry.get("tokenizer")
     if isinstance(words, str):
         raise ValueError(f"{name}: words = {words!r}: {UNPAID}. List the words, or set buckets = 4096")
     if tokenizer is not None and tokenizer != BYTES and not str(tokenizer).endswith(".json"):

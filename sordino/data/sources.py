@@ -145,9 +145,9 @@ def synthetic(
     def again(k: int) -> Array:
         assert states is not None
         repeated = np.random.default_rng(seed)
-        told: Any = repeated.bit_generator.state
-        told["state"]["state"] = int(states[k, 0]) << 64 | int(states[k, 1])
-        repeated.bit_generator.state = told
+        generator_state: Any = repeated.bit_generator.state
+        generator_state["state"]["state"] = int(states[k, 0]) << 64 | int(states[k, 1])
+        repeated.bit_generator.state = generator_state
         return drawn(repeated, k)[0][: cuts[k]]
 
     # arrays are allocated before rows are drawn: two copies of many devices would not fit
@@ -339,8 +339,8 @@ def _groups(parts: list[SourceRows]) -> tuple[tuple[str, ...], Array | None]:
     held = [part.group for part in parts]
     if any(group is None for group in held):
         return (), None
-    told = np.concatenate([group.astype(str) for group in held if group is not None])
-    names, codes = np.unique(told, return_inverse=True)
+    values = np.concatenate([group.astype(str) for group in held if group is not None])
+    names, codes = np.unique(values, return_inverse=True)
     return tuple(map(str, names)), codes.astype(np.int64)
 
 

@@ -171,8 +171,8 @@ def read(
                 code="columns-differ",
             )
     tables = [table.select(first.column_names) for table, _ in read_each]
-    told = tuple(TableFile(file, t.num_rows, how) for file, (t, how) in zip(files, read_each, strict=True))
-    return TableRows(tables[0] if len(tables) == 1 else _joined(tables), told, alone)
+    table_files = tuple(TableFile(file, t.num_rows, how) for file, (t, how) in zip(files, read_each, strict=True))
+    return TableRows(tables[0] if len(tables) == 1 else _joined(tables), table_files, alone)
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -215,12 +215,12 @@ def _read_one(
             table = _read_text(file, dialect, as_text)
         names = table.column_names  # which may hold bytes that the encoding does not know
     except (pa.ArrowException, OSError, EOFError, UnicodeError) as error:
-        told = "" if dialect is None else f" It was read with {dialect}."
+        dialect_text = "" if dialect is None else f" It was read with {dialect}."
         raise DataError(
             f"{file} cannot be read",
-            why=f"{error}.{told}",
+            why=f"{error}.{dialect_text}",
             fix="check that the file is complete and of the kind that its name says"
-            + (told and "; or say how it is written: data.separator, data.decimal, data.encoding"),
+            + (dialect_text and "; or say how it is written: data.separator, data.decimal, data.encoding"),
             code="corrupt-table",
         ) from None
     _check_table(file, table.num_rows, names)

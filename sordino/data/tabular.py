@@ -91,7 +91,7 @@ def load(
         declared=("" if schema is None else schema.digest) + ("" if outcome is None else repr(outcome)),
         groups=found.groups,
         groups_declared=found.groups_declared,
-        columns=found.said,
+        columns=found.declared,
         remarks=(*_several(found, key if key != group else None, schema), *remarks(found.unknown, owners)),
         misfit=misfit(found.unknown, owners),
     )
@@ -202,21 +202,22 @@ def overview(
 
 
 def _facts(rows: TableRows, name: str, roles: Mapping[str, str], schema: TableSchema | None) -> ColumnFacts:
-    column, said = rows.column(name), None if schema is None else schema.columns.get(name)
+    column, declared = rows.column(name), None if schema is None else schema.columns.get(name)
     empty, present = int(gaps(column).sum()), column.drop_null()
-    kind = roles.get(name) or ("levels" if is_text(column.type) else "number") if said is None else said.kind
-    if kind == "number" or (said is not None and said.kind == "label" and not said.words):
+    kind = roles.get(name) or ("levels" if is_text(column.type) else "number") if declared is None else declared.kind
+    if kind == "number" or (declared is not None and declared.kind == "label" and not declared.words):
         values = _values(present)
         values = values[np.isfinite(values)]
         holds = f"{values.min():g} to {values.max():g}" if len(values) else "nothing"
-        beyond = 0 if said is None else int(((values < said.low) | (values > said.high)).sum())
-        can_be = "" if said is None else f"{said.low:g} to {said.high:g}"
+        beyond = 0 if declared is None else int(((values < declared.low) | (values > declared.high)).sum())
+        can_be = "" if declared is None else f"{declared.low:g} to {declared.high:g}"
         return ColumnFacts(name, kind, can_be, holds, empty, beyond)
     if kind in ("key", "ignored", "text"):
         return ColumnFacts(name, kind, "", "", 0 if kind == "ignored" else empty, 0)
     counts = _counts(present)
-    unknown = sum(n for word, n in counts.items() if word not in said.words) if said is not None and said.words else 0
-    can_be = "" if said is None else _listed(said.words)
+    known = () if declared is None else declared.words
+    unknown = sum(n for word, n in counts.items() if word not in known) if known else 0
+    can_be = _listed(known)
     return ColumnFacts(name, kind, can_be, _listed([f"{word}: {n:,}" for word, n in counts.items()]), empty, unknown)
 
 
@@ -274,5 +275,5 @@ def _of_clients(rows: TableRows, group: str | None) -> list[str]:
     small = {name: size for name, size in sizes.items() if size <= SMALL}
     if not small:
         return []
-    told = _listed([f"{name} ({size})" for name, size in small.items()])
-    return [f"clients with {SMALL} rows or fewer can hardly learn or be tested: {told}"]
+    listed = _listed([f"{name} ({size})" for name, size in small.items()])
+    return [f"clients with {SMALL} rows or fewer can hardly learn or be tested: {listed}"]

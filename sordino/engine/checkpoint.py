@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from sordino import tree
 from sordino.accounting.events import Json
 from sordino.errors import RunError, damaged
-from sordino.ledger.files import atomic_write, disk_told, sync, waiting_for_files
+from sordino.ledger.files import atomic_write, disk_errors, sync, waiting_for_files
 from sordino.tree import Tree
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
     text = json.dumps({"format": _FORMAT, "step": step, "trees": list(trees), "meta": meta})
     data = _packed(flat, {"state": text, "sha256": _seal(text, flat)})
     path = _path(directory, step)
-    with disk_told(path):
+    with disk_errors(path):
         for place in (directory.parent, directory):  # clients save theirs first, inside the server's
             if not place.exists():
                 place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,7 +72,7 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
         for stale in directory.glob(".round-*.ckpt.*.tmp"):
             stale.unlink()
     atomic_write(path, data, private=True)  # it may hold what clients keep
-    with disk_told(path):
+    with disk_errors(path):
         for old in _steps(directory)[: -(keep + 1)]:
             _path(directory, old).unlink()
     return path
@@ -89,7 +89,7 @@ def load(
     """
     steps = _steps(directory)
     if at is not None:
-        with disk_told(directory):
+        with disk_errors(directory):
             for later in [step for step in steps if step > at]:
                 _path(directory, later).unlink()
         steps = [step for step in steps if step == at]
@@ -103,7 +103,7 @@ def load(
         except _Damaged as damage:
             if not fallback:
                 raise _refusal(path, str(damage), steps) from damage
-            with disk_told(path):
+            with disk_errors(path):
                 path.rename(path.with_name(f"{path.name}.damaged"))
                 sync(directory)
         else:
@@ -201,7 +201,7 @@ def _read(path: Path, step: int) -> tuple[Json, dict[str, Tensor]]:
     """Verified state and tensors of a checkpoint file."""
     from safetensors.torch import load
 
-    with disk_told(path, "not-readable"):
+    with disk_errors(path, "not-readable"):
         data = path.read_bytes()
     try:
         length = int.from_bytes(data[:8], "little")
@@ -272,6 +272,6 @@ def _path(directory: Path, step: int) -> Path:
 
 @waiting_for_files
 def _steps(directory: Path) -> list[int]:
-    with disk_told(directory, "not-readable"):
+    with disk_errors(directory, "not-readable"):
         names = os.listdir(directory) if directory.exists() else []
     return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)

@@ -98,15 +98,15 @@ class Fork:
         leaves = [dense(leaf) for state in unit.states for leaf in tree.leaves(state)]
         if not self.ends.room(sum(leaf.nbytes + WORDS for leaf in leaves) + WORDS * len(unit.clients)):
             return False  # a process that waits at a full pipe hears nothing
-        told = {"do": "unit", "number": number, "clients": list(unit.clients), "terms": list(unit.terms)}
+        request = {"do": "unit", "number": number, "clients": list(unit.clients), "terms": list(unit.terms)}
         self.given[number] = unit
         self.cost += unit.cost
-        self.say(told, leaves)
+        self.say(request, leaves)
         return True
 
-    def say(self, told: Values, tensors: Sequence[Tensor]) -> None:
+    def say(self, values: Values, tensors: Sequence[Tensor]) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended; the next `heard` notices that
-            self.ends.say(told, tensors)
+            self.ends.say(values, tensors)
 
     def heard(self) -> ProcessMessage | None:
         """Next message of the fork; None where it has died."""
@@ -294,14 +294,14 @@ class Forks:
             for number, unit in fork.given.items():
                 yield number, unit.compute()
             return
-        number = frame.told["number"]
+        number = frame.values["number"]
         unit = fork.given.pop(number)
-        fork.busy += frame.told["seconds"]
-        if "made" not in frame.told:  # an error of a client's own comes up again
+        fork.busy += frame.values["seconds"]
+        if "made" not in frame.values:  # an error of a client's own comes up again
             yield number, unit.compute()
             return
         of = iter([one.clone() for one in frame.tensors] if keep else frame.tensors)
-        uploads, states = frame.told["made"]
+        uploads, states = frame.values["made"]
         yield (
             number,
             UnitAnswers(
@@ -339,9 +339,9 @@ class ForksWork:
         while True:
             frame = self._ends.hear()
             self._began = time.perf_counter()
-            if frame.told["do"] == "round":
-                self._ends.begin(frame.told["t"])
-            many = range(len(frame.told.get("clients", ())))
+            if frame.values["do"] == "round":
+                self._ends.begin(frame.values["t"])
+            many = range(len(frame.values.get("clients", ())))
             yield frame, [tree.like(self._state, frame.tensors[i * size : (i + 1) * size]) for i in many]
 
     def tell(self, number: int, answers: UnitAnswers, templates: Templates) -> None:

@@ -146,17 +146,17 @@ class Site(Executor):
         """Main loop of a fork of this process, which computes groups of clients."""
         now, asked = None, ForksWork(ends, self.first_state)
         broadcast = self.algorithm.broadcast(self.algorithm.init(self.task, 0))  # what it looks like
-        for (told, tensors), states in asked:
-            if told["do"] == "round":
-                now = RoundHere(self, told["t"], tree.like(broadcast, tensors), False, self.adds)
+        for (request, tensors), states in asked:
+            if request["do"] == "round":
+                now = RoundHere(self, request["t"], tree.like(broadcast, tensors), False, self.adds)
                 continue
             assert now is not None
-            each = zip(told["clients"], told["terms"], states, strict=True)
+            each = zip(request["clients"], request["terms"], states, strict=True)
             try:
                 unit = [now.member(k, Terms(**terms), state) for k, terms, state in each]
-                asked.tell(told["number"], now.work(self.task, unit), now.templates)
+                asked.tell(request["number"], now.work(self.task, unit), now.templates)
             except Exception:  # any error: the parent computes the group again, and reports the error
-                asked.give_up(told["number"])
+                asked.give_up(request["number"])
 
     def _units(self, members: Iterable[Member], down: Tree, cohort: int) -> Iterator[list[Member]]:
         """Divide clients into groups computed in one call, in an order that every process computes alike."""
@@ -381,8 +381,8 @@ class RoundHere:
         """A group of clients of the round, to be computed in one call, perhaps in another process."""
         who = [one.client for one in members]
         cost = len(who) * (BESIDE + max(one.grant.size for one in members))
-        told, states = [vars(terms[k]) for k in who], [one.state for one in members]
-        return Unit(who, told, states, cost, partial(self.work, self._site.task, members))
+        terms_of, states = [vars(terms[k]) for k in who], [one.state for one in members]
+        return Unit(who, terms_of, states, cost, partial(self.work, self._site.task, members))
 
     @property
     def keeps(self) -> bool:

@@ -48,9 +48,9 @@ def kinds() -> tuple[torch.dtype, ...]:
 
 
 class ProcessMessage(NamedTuple):
-    """A message between the two processes: plain values as JSON (`told`), and tensors."""
+    """A message between the two processes: plain values as JSON (`values`), and tensors."""
 
-    told: Values
+    values: Values
     tensors: list[Tensor]
 
 
@@ -75,9 +75,9 @@ class Ends:
     def room(self, size: int) -> bool:
         return self._used + size <= len(self._mine)
 
-    def say(self, told: Values, tensors: Sequence[Tensor] = ()) -> None:
+    def say(self, values: Values, tensors: Sequence[Tensor] = ()) -> None:
         placed = [(kinds().index(one.dtype), self._left(one), *one.shape) for one in tensors]
-        words = torch.frombuffer(bytearray(json.dumps({**told, "tensors": placed}).encode()), dtype=torch.uint8)
+        words = torch.frombuffer(bytearray(json.dumps({**values, "tensors": placed}).encode()), dtype=torch.uint8)
         at = self._left(words)
         behind = [words] * (at is None)
         behind += [one for one, (_, place, *_) in zip(tensors, placed, strict=True) if place is None]
@@ -90,8 +90,8 @@ class Ends:
     def hear(self) -> ProcessMessage:
         """Next message of the other process; EOFError where that process has ended."""
         at, size = HEAD.unpack(self._read(bytearray(HEAD.size)))
-        told = json.loads(bytes(_bytes(self._found(kinds().index(torch.uint8), None if at < 0 else at, size))))
-        return ProcessMessage(told, [self._found(*place) for place in told.pop("tensors")])
+        values = json.loads(bytes(_bytes(self._found(kinds().index(torch.uint8), None if at < 0 else at, size))))
+        return ProcessMessage(values, [self._found(*place) for place in values.pop("tensors")])
 
     def close(self) -> None:
         os.close(self.read)

@@ -169,7 +169,7 @@ class Entry(NamedTuple):
     refused: frozenset[str] = frozenset()  # clients that could not pay
 
     @property
-    def told(self) -> LedgerNote:
+    def parsed(self) -> LedgerNote:
         """The note, parsed; where it is malformed, the ledger is damaged."""
         try:
             return parsed(self.note)
@@ -179,11 +179,11 @@ class Entry(NamedTuple):
     @property
     def released(self) -> str:
         """The note without the clients that could not pay: they abstained, and nothing of theirs was released."""
-        told = self.told
-        for group in told.releases if self.refused else ():
+        parsed = self.parsed
+        for group in parsed.releases if self.refused else ():
             if group["clients"] != EVERYONE:
                 group["clients"] = [k for k in group["clients"] if str(k) not in self.refused]
-        return canonical(told._asdict()) if self.refused else self.note
+        return canonical(parsed._asdict()) if self.refused else self.note
 
 
 class OperationStanding(NamedTuple):

@@ -51,7 +51,7 @@ def atomic_write(path: Path, data: bytes | Sequence[bytes | memoryview], private
     """Replaces the file's content durably and atomically: other processes, and this one after a crash, see all old or
     all new. `data`: whole, or its parts; `private`: only the owner may read it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
-    with disk_told(path):
+    with disk_errors(path):
         try:
             with open(temporary, "xb") as file:
                 if private:
@@ -151,7 +151,7 @@ def limits_file_sizes() -> bool:
 
 
 @contextmanager
-def disk_told(path: Path, otherwise: str = "not-writable") -> Iterator[None]:
+def disk_errors(path: Path, otherwise: str = "not-writable") -> Iterator[None]:
     """Context manager that turns an OSError into a `RunError` with the file's name and a fix."""
     try:
         yield

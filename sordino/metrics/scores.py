@@ -68,8 +68,8 @@ def confusion(p: Probabilities, y: Labels) -> tuple[tuple[int, ...], ...]:
 
 def f1(p: Probabilities, y: Labels) -> float | None:
     """Mean over classes of 2 TP / (2 TP + FP + FN), without classes that no example has and no prediction names."""
-    true, told = _marks(p, y)
-    both, right = told.sum(0) + true.sum(0), (told & true).sum(0)
+    true, predicted = _marks(p, y)
+    both, right = predicted.sum(0) + true.sum(0), (predicted & true).sum(0)
     return float(np.mean(2 * right[both > 0] / both[both > 0])) if both.any() else None
 
 

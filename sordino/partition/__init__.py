@@ -179,11 +179,11 @@ class Active(Scheme):
         holds = table(train_labels, rows, _classes(train_labels, test_labels)) > 0
         names = np.zeros(holds.shape, np.int64)
         names[holds] = rng.permuted(np.tile(np.arange(self.k), (self.clients, 1)), axis=1).ravel()
-        told = []
+        columns = []
         for labels, held in ((train_labels, rows), (test_labels, test_rows)):
-            told.append(np.zeros_like(labels))  # rows without a client keep label 0
-            told[-1][held.numbers] = names[held.owners, labels[held.numbers]]
-        return told[0], told[1], self.k
+            columns.append(np.zeros_like(labels))  # rows without a client keep label 0
+            columns[-1][held.numbers] = names[held.owners, labels[held.numbers]]
+        return columns[0], columns[1], self.k
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,10 @@ def _packed(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return [(size, sum(1 for _ in alike)) for size, alike in groupby(sizes)]
 
 
-def _unpacked(told: Any, info: ValidationInfo) -> Sequence[int]:
+def _unpacked(value: Any, info: ValidationInfo) -> Sequence[int]:
     if info.mode != "json":
-        return cast(Sequence[int], told)
-    pairs = _PAIRS.validate_python(told)
+        return cast(Sequence[int], value)
+    pairs = _PAIRS.validate_python(value)
     if not all(1 <= size <= MOST and many >= 1 for size, many in pairs):
         raise ValueError("sizes are no pairs of a size and how many clients have it")
     if not 1 <= sum(many for _, many in pairs) <= MOST_CLIENTS:
@@ -130,8 +130,8 @@ class Agreement(Fact, extra="forbid"):
     @classmethod
     def read(cls, folder: Path) -> Agreement:
         path = folder / AGREEMENT_FILE
-        told = parsed(path, text_of(path, PUT_BACK), Agreement, PUT_BACK)
+        agreement = parsed(path, text_of(path, PUT_BACK), Agreement, PUT_BACK)
         # scaling is not in the file: the model is needed for its shape alone, so constants do
-        wide, image = told.public.shape[-1], told.public.kind == "image"
+        wide, image = agreement.public.shape[-1], agreement.public.kind == "image"
         mean, std = ((0.5,) * wide, (0.5,) * wide) if image else ((0.0,) * wide, (1.0,) * wide)
-        return told.beside(public=told.public.beside(mean=mean, std=std))
+        return agreement.beside(public=agreement.public.beside(mean=mean, std=std))

@@ -164,7 +164,7 @@ class Accounts:
         if self.plan.everyone_pays or self.ledger.state(self.op(t)) is None:
             return None
         before = self.ledger.entry(self.op(t))
-        return None if before.plan == self._digest(t, prices).hex() else sorted(named(before.told))
+        return None if before.plan == self._digest(t, prices).hex() else sorted(named(before.parsed))
 
     def reserve(self, now: OpenRound, prices: Mapping[int, Price | None]) -> OpenRound:
         """Reserves the round's cost in the ledger, durably, before any data are read; returns the round with the
@@ -173,8 +173,8 @@ class Accounts:
         asked = self._asked(now, prices)
         digest = self._digest(now.t, {} if self.plan.everyone_pays else prices)
         draws = any(draws_afresh(claim.event) for _, claims in asked.groups for claim in claims)
-        said = note(asked.groups, self.policy.noise, self.config)
-        granted = self.ledger.reserve(self.op(now.t), asked.charges, digest, said)
+        text = note(asked.groups, self.policy.noise, self.config)
+        granted = self.ledger.reserve(self.op(now.t), asked.charges, digest, text)
         if self.plan.everyone_pays and (len(granted) < len(asked.charges) or not asked.due):
             raise _exhausted(now.t)  # a client that cannot pay would be noticed
         clients = self._paid(asked, granted)
@@ -249,7 +249,7 @@ class Accounts:
             op = Op.of(entry.op)
             if op.name not in (self.run, *self.before) or (op.name == self.run and op.round >= rounds):
                 continue
-            who = [self.payer(0)] if EVERYONE in entry.charges else named(entry.told)
+            who = [self.payer(0)] if EVERYONE in entry.charges else named(entry.parsed)
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
                 if op.name == self.run and (charge is not None or self.plan.pricing is None):
@@ -268,13 +268,13 @@ class Accounts:
         state = self.ledger.state(self.op(t))
         if not self.policy.real or state is None or state is State.RESERVED:
             return None
-        told = self.ledger.entry(self.op(t)).told
-        if not any(draws_afresh(claim.event) for group in told.releases for claim in claims_in(group)):
+        parsed = self.ledger.entry(self.op(t)).parsed
+        if not any(draws_afresh(claim.event) for group in parsed.releases for claim in claims_in(group)):
             return None
         if state is not State.DRAWN:
             raise _elsewhere(t)
         self.replay(t + 1)
-        return named(told)
+        return named(parsed)
 
     def begin(self, now: OpenRound) -> None:
         """Writes to the ledger, durably, that the round begins, before anything leaves a client or the server draws
@@ -359,14 +359,14 @@ class Accounts:
         `active`: clients that the round asks; None if the experiment alone does not decide them: then the entry's own
         are used. `missed`: number of rounds that a client may have missed.
         """
-        told = entry.told
-        who = named(told) if active is None else active
+        parsed = entry.parsed
+        who = named(parsed) if active is None else active
         now = self.open(t)
         for _ in self.skipping(who, missed):
             for stalled in (False, True):  # the ledger does not record whether training stalled
                 asked = self._asked(now, self.prices(now, who, stalled))
                 charged = all(asked.charges.get(name) == charge for name, charge in entry.charges.items())
-                if charged and json.loads(note(asked.groups))["releases"] == told.releases:
+                if charged and json.loads(note(asked.groups))["releases"] == parsed.releases:
                     self._paid(asked, entry.charges.keys())
                     return True
         return False

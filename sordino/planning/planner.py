@@ -270,8 +270,8 @@ class Planner:
             return []
         same = [way for way in self.loud_enough() if way.delta == self._delta]
         ways = [*ways_out(same, self._delta), "`sordino privacy plan` compares what would help."]
-        said = warning(self.expected_noise.ratio, ways)
-        return [said] if said else []
+        text = warning(self.expected_noise.ratio, ways)
+        return [text] if text else []
 
     @property
     def _delta(self) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino.accounting.claims import standing
-from sordino.accounting.events import Json, said
+from sordino.accounting.events import Json, descriptions
 from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import (
@@ -68,8 +68,8 @@ def record(found: Evidence) -> str:
         *(f"  {name}" for name in TO_FILL_IN),
         *[f"  {NUMBER}"] * (not _number_of_units(found, best)),
     ]
-    told = as_yaml(_record(found, best))
-    return "".join(f"# {note}\n" for note in notes) + told
+    yaml = as_yaml(_record(found, best))
+    return "".join(f"# {note}\n" for note in notes) + yaml
 
 
 def _record(found: Evidence, best: Guarantee) -> Json:
@@ -149,8 +149,8 @@ def _model(best: Guarantee) -> str:
     return "Local" if best.unit == "client" else "Federated"
 
 
-def _bullets(said: list[str] | tuple[str, ...]) -> str:
-    return "\n".join(f"- {one}" for one in said)
+def _bullets(lines: list[str] | tuple[str, ...]) -> str:
+    return "\n".join(f"- {one}" for one in lines)
 
 
 PIPELINES = {  # a model hub's names, by the kind of the data and the task; of others a card says none
@@ -170,8 +170,8 @@ BY_HAND = "*No file of the run knows this: write it here.*"
 def card(found: Evidence) -> str:
     """Model card: Markdown with the front matter that model hubs read, for README.md beside a model."""
     promised = any(row.finite for row in found.receipt.guarantees)
-    said = {"federated-learning": True, "differential-privacy": promised, "simulation": found.simulated}
-    tags = [tag for tag, holds in said.items() if holds]
+    holds_of = {"federated-learning": True, "differential-privacy": promised, "simulation": found.simulated}
+    tags = [tag for tag, holds in holds_of.items() if holds]
     pipeline = PIPELINES.get((found.kind, found.experiment.task["name"]))
     top = {
         "library_name": "sordino",
@@ -208,8 +208,8 @@ def card(found: Evidence) -> str:
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
-    said = "\n".join(f"- {_plain(line)}" for line in lines)
-    return [title, said] if said else []
+    bullets = "\n".join(f"- {_plain(line)}" for line in lines)
+    return [title, bullets] if bullets else []
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -224,14 +224,14 @@ def _plain(text: str) -> str:
     return "".join(f"\\{one}" if one in "\\`*_<>[]#|" else one for one in flat)
 
 
-def as_yaml(told: Mapping[str, object]) -> str:
+def as_yaml(values: Mapping[str, object]) -> str:
     """Writes names and values as YAML, in order. Values are written as JSON, which is valid YAML, except for texts of
     several lines. YAML is never read here, because YAML parsers build the objects that a file names."""
-    return "".join(f"{line}\n" for line in _lines(told))
+    return "".join(f"{line}\n" for line in _lines(values))
 
 
-def _lines(told: Mapping[str, object]) -> Iterator[str]:
-    for name, value in told.items():
+def _lines(values: Mapping[str, object]) -> Iterator[str]:
+    for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield f"{name}:"
             yield from (f"  {line}" for line in _lines(value))
@@ -328,7 +328,7 @@ class Evidence(NamedTuple):
     def noise(self) -> list[str]:
         """Each kind of noise behind the strongest guarantee, and how often it was drawn for the busiest client."""
         row = self.strongest or next(iter(self.receipt.guarantees), None)
-        return [] if row is None or row.event is None else said(row.event)
+        return [] if row is None or row.event is None else descriptions(row.event)
 
 
 def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence:

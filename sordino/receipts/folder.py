@@ -151,10 +151,10 @@ class RunFolder:
         """Results that an attack or an audit left in this run's folder; None if there are none."""
         if not path.exists():
             return None
-        told = parsed(path, text_of(path, FROM_A_COPY), kind, fix)
-        if told.experiment != self.experiment.digest():
+        document = parsed(path, text_of(path, FROM_A_COPY), kind, fix)
+        if document.experiment != self.experiment.digest():
             raise damaged(path, "it is about another experiment than this run's", fix)
-        return told
+        return document
 
     def notes(self) -> list[str]:
         return text_of(self.log_file, FROM_A_COPY).splitlines() if self.log_file.exists() else []

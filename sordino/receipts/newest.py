@@ -35,11 +35,11 @@ def is_newest(run: RunFolder) -> bool:
     folder = run.path
     with storage.refusals(), closing(storage.read_database(run.ledger)) as copy:
         try:
-            told = claimed(folder)
+            receipt = claimed(folder)
         except ValueError as error:
             raise damaged(run.receipt_file, error, FROM_A_COPY) from None
-        said, run_of = f'"digest":"{digest(told).hex()}"'.encode(), f'"op":"{told.get("run")}'.encode()
-        if sealed := copy.execute("SELECT sequence FROM record WHERE instr(body, ?) LIMIT 1", (said,)).fetchone():
+        text, run_of = f'"digest":"{digest(receipt).hex()}"'.encode(), f'"op":"{receipt.get("run")}'.encode()
+        if sealed := copy.execute("SELECT sequence FROM record WHERE instr(body, ?) LIMIT 1", (text,)).fetchone():
             later = (*sealed, b'"kind":"reserved"', run_of + b"/", run_of + b".")
             return not copy.execute(LATER, later).fetchone()
     raise LedgerError(

@@ -138,13 +138,13 @@ def bind_page(folder: Path) -> bool:
     the one that the run wrote, since sealing the page must not seal a replaced file with it.
     """
     try:
-        told, claimed = seal.claimed(folder), RunFolder(folder).receipt()
+        stated_values, claimed = seal.claimed(folder), RunFolder(folder).receipt()
     except (OSError, ValueError, RunError):  # there is none, or none that can be read
         return False
     _, federation = opened(folder, reading=False)
     with federation.ledger as ledger:
-        own = ledger.sealed(seal.digest(told))
-        others = [*seal.absent(folder, told), *seal.wrong(folder, told)]
+        own = ledger.sealed(seal.digest(stated_values))
+        others = [*seal.absent(folder, stated_values), *seal.wrong(folder, stated_values)]
         if not own or any(not line.startswith(seal.PAGE) for line in others):
             return False
         _sealed(folder, _with_page(folder, claimed), federation)

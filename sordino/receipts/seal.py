@@ -61,8 +61,8 @@ def _content(path: Path) -> bytes:
     if path.name != _ANY.agreement_file.name:
         return path.read_bytes()
     try:
-        told = read_json(path.read_text(encoding="utf-8"))
-        return json.dumps({name: told[name] for name in sorted(told) if name != "dataset"}).encode()
+        values = read_json(path.read_text(encoding="utf-8"))
+        return json.dumps({name: values[name] for name in sorted(values) if name != "dataset"}).encode()
     except (ValueError, TypeError, RecursionError):
         return path.read_bytes()
 
@@ -80,8 +80,8 @@ def still_shows(folder: Path, made: Receipt) -> bool:
 
 def digest(receipt: Json) -> bytes:
     """Digest of a receipt without its ledger head, which changes when the receipt is sealed."""
-    said = {name: value for name, value in receipt.items() if name != "ledger_head"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+    fields = {name: value for name, value in receipt.items() if name != "ledger_head"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
 
 
 def absent(folder: Path, claimed: Json) -> list[str]:

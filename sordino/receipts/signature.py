@@ -66,14 +66,14 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
     if not place.is_file():
         return [] if path is None else ["there is no signature"]
     try:
-        told = read_json(place.read_text(encoding="utf-8"))
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["public_key"]))
+        values = read_json(place.read_text(encoding="utf-8"))
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(values["public_key"]))
         if path is not None and key.public_bytes_raw() != public_key(path).public_bytes_raw():
             return ["the signature is by another key"]
         receipt = _receipt(folder)
-        key.verify(bytes.fromhex(told["signature"]), receipt)
-        if SIGNED in told:
-            key.verify(bytes.fromhex(told[SIGNED]), signed_bytes(receipt))
+        key.verify(bytes.fromhex(values["signature"]), receipt)
+        if SIGNED in values:
+            key.verify(bytes.fromhex(values[SIGNED]), signed_bytes(receipt))
     except InvalidSignature:
         return ["the signature is not of this receipt"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -126,23 +126,23 @@ def payload(receipt: bytes) -> bytes:
     """In-toto statement about a receipt, the payload of its DSSE envelope: digests of receipt and model, and the
     receipt's content. `receipt`: the bytes of privacy.json.
     """
-    told, run = read_json(receipt.decode()), RunFolder(Path())
+    predicate, run = read_json(receipt.decode()), RunFolder(Path())
     digests = {run.receipt_file.name: hashlib.sha256(receipt).hexdigest()}
-    if model := told.get("files", {}).get(run.model_file.name):
+    if model := predicate.get("files", {}).get(run.model_file.name):
         digests[run.model_file.name] = model
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()],
         "predicateType": PREDICATE_TYPE,
-        "predicate": told,
+        "predicate": predicate,
     }
     return json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
 
 
 def signed_bytes(receipt: bytes) -> bytes:
     """The bytes that a signature of the envelope covers: DSSE's pre-authentication encoding of the statement."""
-    said = payload(receipt)
-    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(said), said)
+    body = payload(receipt)
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(body), body)
 
 
 def envelope(folder: Path) -> str:
@@ -150,9 +150,9 @@ def envelope(folder: Path) -> str:
     mine = RunFolder(folder)
     signatures: list[Json] = []
     if mine.signature_file.is_file():
-        told = read_json(mine.signature_file.read_text(encoding="utf-8"))
-        if SIGNED in told:  # a signature of before there were envelopes has none
-            sig = base64.b64encode(bytes.fromhex(told[SIGNED])).decode()
-            signatures = [{"keyid": told["public_key"], "sig": sig}]
-    said = base64.b64encode(payload(mine.receipt_file.read_bytes())).decode()
-    return json.dumps({"payloadType": PAYLOAD_TYPE, "payload": said, "signatures": signatures}, indent=2)
+        values = read_json(mine.signature_file.read_text(encoding="utf-8"))
+        if SIGNED in values:  # a signature of before there were envelopes has none
+            sig = base64.b64encode(bytes.fromhex(values[SIGNED])).decode()
+            signatures = [{"keyid": values["public_key"], "sig": sig}]
+    body = base64.b64encode(payload(mine.receipt_file.read_bytes())).decode()
+    return json.dumps({"payloadType": PAYLOAD_TYPE, "payload": body, "signatures": signatures}, indent=2)

@@ -104,16 +104,16 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     return Verdict(wrong, unseen, [] if wrong else agreed)
 
 
-def _from_files(folder: Path, entries: list[Entry], delta: float, told: Any) -> Json:
-    """Parts of a receipt that follow from the files of a run alone. `told`: its assumptions, of which these are the
-    least.
+def _from_files(folder: Path, entries: list[Entry], delta: float, assumptions: Any) -> Json:
+    """Parts of a receipt that follow from the files of a run alone. `assumptions`: those of the receipt, which may be
+    more than follow.
     """
     mine, public, notes = RunFolder(folder), Agreement.read(folder).public, [entry.released for entry in entries]
     where, drawn = mine.environment, simulated(notes) if notes else not mine.experiment.privacy.real
     clients, least = public.sizes if where.clients is None else where.clients, assumed(notes, public, where, drawn)
-    said = told if isinstance(told, list) and all(one in told for one in least) else least
+    listed = assumptions if isinstance(assumptions, list) and all(one in assumptions for one in least) else least
     rows = [row.to_json() for row in stated(notes, public, delta, where, check=True)]
-    found = where.run, drawn, len(notes), len(clients), said
+    found = where.run, drawn, len(notes), len(clients), listed
     return {**dict(zip(WITHOUT_CODE, found, strict=True)), "guarantees": rows}
 
 
@@ -154,10 +154,10 @@ def _below(a: float | str, b: float | str) -> bool:
     return float(a) < float(b) * (1 - 1e-6) - 1e-9
 
 
-def _as_far_as_stated(name: str, value: Any, told: Json) -> Any:
+def _as_far_as_stated(name: str, value: Any, receipt: Json) -> Any:
     """The value computed from the ledger, without the numerical lower and upper limit of an exact epsilon where the
     receipt does not state them."""
-    stated = told.get(name)
+    stated = receipt.get(name)
     if name != "accountants" or not isinstance(stated, dict) or EXACT not in stated:
         return value
     return {accountant: epsilon for accountant, epsilon in value.items() if accountant not in {*LIMITS} - {*stated}}
@@ -167,11 +167,11 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
     """Releases made under another experiment, or with another noise, than experiment.toml says."""
     wrong, noise, digest = [], experiment.privacy.noise, experiment.digest()
     for entry in entries:
-        told = entry.told
-        if told.config != digest:
+        parsed = entry.parsed
+        if parsed.config != digest:
             wrong.append(f"{entry.op}: it was released by another experiment than experiment.toml")
-        elif told.noise != noise:
-            wrong.append(f"{entry.op}: its noise was {told.noise!r}, experiment.toml says {noise!r}")
+        elif parsed.noise != noise:
+            wrong.append(f"{entry.op}: its noise was {parsed.noise!r}, experiment.toml says {noise!r}")
     return wrong[:3]
 
 

@@ -206,8 +206,8 @@ def heat(title: str, about: str, counts: Sequence[Sequence[int]], names: Sequenc
         tag("text", j, x=f"{LEFT + WIDE * (j + 0.5) / classes:.2f}%", y=f"{height + 20}", text_anchor="middle")
         for j in range(0, classes, between)
     ]
-    said = f"clients down, classes across; none to {number(top)} examples"
-    words.append(tag("text", said, x=f"{LEFT + WIDE / 2}%", y=f"{height + 40}", text_anchor="middle"))
+    caption = f"clients down, classes across; none to {number(top)} examples"
+    words.append(tag("text", caption, x=f"{LEFT + WIDE / 2}%", y=f"{height + 40}", text_anchor="middle"))
     listed = some(range(len(counts)), CELLS // classes)
     numbers: list[Sequence[str | int]] = [(names[k], *counts[k], sum(counts[k])) for k in listed]
     about += f" The table has {len(listed)} of them." if len(listed) < len(counts) else ""
@@ -258,13 +258,13 @@ def figure(
     picture, for a script that points at it; `unproved`: a badge says that the values are no guarantee.
     """
     badge = [tag("span", "nominal: not a guarantee", class_="badge unproved")] if unproved else []
-    said = {"role": "img", "aria_label": f"{title}. {about} The numbers are in the table below."}
+    attributes = {"role": "img", "aria_label": f"{title}. {about} The numbers are in the table below."}
     picture = tag("svg", *drawn, width="100%", height=str(height))
     columns, rows = numbers
     return tag(
         "figure",
         tag("figcaption", title, *badge, tag("small", about)),
-        tag("div", picture, class_="plot", **said, **({"tabindex": "0"} if readable else {})),
+        tag("div", picture, class_="plot", **attributes, **({"tabindex": "0"} if readable else {})),
         below,
         folded("Numbers", scrolled(title, columns, rows, placed=readable)),
         **({"class_": "unproved"} if unproved else {}),

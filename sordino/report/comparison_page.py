@@ -117,13 +117,15 @@ def gather(compared: Comparison) -> ComparisonFacts:
                 name=m.name,
                 label=m.name if whose is not None else f"{m.name} ({row.measured_by})",
                 curve=tuple(curve(m.runs, metric)),
-                guarantees=said,
+                guarantees=guarantees,
                 differs=differs,
                 experiment=toml,
             )
-            for row, m, said, toml, differs in each
+            for row, m, guarantees, toml, differs in each
         ),
-        points=tuple(point for row, said in zip(table, promised, strict=True) for point in _points(row, said)),
+        points=tuple(
+            point for row, guarantees in zip(table, promised, strict=True) for point in _points(row, guarantees)
+        ),
         choosing=tuple(compared.choosing),
         equal=tuple((name, _said(getattr(first, name))) for name in EQUAL),
         command=compared.command,
@@ -277,13 +279,13 @@ def _guarantees(facts: ComparisonFacts) -> list[Html]:
 
 
 def _equal(facts: ComparisonFacts) -> list[Html]:
-    said = (
+    text = (
         "Equal for all methods, seed by seed: the data, their partition among clients, client sampling, the initial "
         "weights and the evaluation. No row is a best round, and nothing was chosen on test data."
     )
     unlike = [(m.name, m.differs) for m in facts.methods]
     return [
-        tag("p", said),
+        tag("p", text),
         scrolled("Settings held equal", ("equal for all", "value"), facts.equal, ("value",), whole=True),
         tag("p", "Settings that differ:"),
         scrolled("Settings that differ", ("method", "settings"), unlike, ("settings",), whole=True),
@@ -312,10 +314,10 @@ def _differences(experiments: Sequence[str]) -> list[str]:
 
 
 def _said(value: Setting) -> str:
-    told = value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else value
-    if isinstance(told, Mapping):
-        return ", ".join(f"{key} = {json.dumps(part)}" for key, part in told.items())
-    return json.dumps(told)
+    plain = value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else value
+    if isinstance(plain, Mapping):
+        return ", ".join(f"{key} = {json.dumps(part)}" for key, part in plain.items())
+    return json.dumps(plain)
 
 
 def _count(n: Setting, what: str) -> str:

@@ -47,8 +47,8 @@ def source(*names: str) -> Html:
 
 def top(title: str, lead: str, *notices: str) -> Html:
     """Title, summary, and the notices that must not be overlooked."""
-    said = [tag("p", notice, class_="notice") for notice in notices if notice]
-    return joined([tag("h1", title), tag("p", lead, class_="lead"), *said])
+    notes = [tag("p", notice, class_="notice") for notice in notices if notice]
+    return joined([tag("h1", title), tag("p", lead, class_="lead"), *notes])
 
 
 def promises(rows: Sequence[Described]) -> Html:
@@ -67,13 +67,13 @@ def promises(rows: Sequence[Described]) -> Html:
 
 
 def _badges(row: Described) -> Sequence[Html]:
-    said = f"ε {epsilon_text(row.epsilon)}"
+    text = f"ε {epsilon_text(row.epsilon)}"
     if row.nominal_epsilon is not None:
         printed = f"nominal ε {epsilon_text(row.nominal_epsilon)}: proves nothing"
         first = tag("span", printed, class_="badge unproved")
-        return first, tag("span", f"holds: {said}, {row.strength}", class_="badge")
+        return first, tag("span", f"holds: {text}, {row.strength}", class_="badge")
     strength = row.strength if row.status == "none" else f"{row.standing}, {row.strength}"
-    return tag("span", said, class_="badge"), tag("span", strength, class_="badge")
+    return tag("span", text, class_="badge"), tag("span", strength, class_="badge")
 
 
 LIGHT = {

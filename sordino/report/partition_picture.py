@@ -87,7 +87,7 @@ def svg(counts: Array, title: str, names: Sequence[str] | None = None, clients_a
     frame = Frame(clients, classes, max(LEFT, 40 + LETTER * max(len(_short(name)) for name in names)))
     shaded, named = frame.radius < LARGEST, clients <= NAMED or classes == 1
     order = np.arange(clients) if named else np.lexsort((-counts.max(1), counts.argmax(1)))
-    said = (
+    caption = (
         f"{sizes.sum():,} examples, {clients:,} clients; {sizes.min():,} to {sizes.max():,} per client, median "
         f"{np.median(sizes):,.0f}"
     )
@@ -95,11 +95,11 @@ def svg(counts: Array, title: str, names: Sequence[str] | None = None, clients_a
     called = [*(clients_are or map(str, range(clients)))]
     parts = (
         tag("title", title, id="title"),
-        tag("desc", said, id="said"),
+        tag("desc", caption, id="said"),
         tag("style", Html(STYLE)),
         tag("rect", class_="paper", width="100%", height="100%"),
         _text(title, frame.left, 30, "title"),
-        _text(said, frame.left, 52),
+        _text(caption, frame.left, 52),
         *_sizes(frame, sizes[order]),
         *_axes(frame, names, axis, called, ticks=named, lines=not shaded),
         *(_cells(frame, counts[order], names) if shaded else _bubbles(frame, counts[order], names, called)),

@@ -318,8 +318,8 @@ def epsilons(facts: RunFacts) -> list[Lines]:
         if of.nominal
     ]
     about = "The publication's own count of epsilon. It proves nothing: read the other chart."
-    said = Lines("What the published formula gives", about, ROUND, y, nominal, unproved=True)
-    return [*([holds] if facts.epsilon else []), *([said] if nominal else [])]
+    nominal_lines = Lines("What the published formula gives", about, ROUND, y, nominal, unproved=True)
+    return [*([holds] if facts.epsilon else []), *([nominal_lines] if nominal else [])]
 
 
 def whole(facts: RunFacts) -> list[RoundRow]:

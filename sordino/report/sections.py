@@ -59,21 +59,21 @@ def preparation(found: Preparation) -> Html:
 
 def _summary(found: Preparation) -> list[str]:
     cost, asked = found.cost, [device for one in found.classes for device in one.asked]
-    said = [
+    sentences = [
         f"It sent {bytes_text(cost.bytes)}: as much as {cost.rounds:.1f} rounds of plain training with {cost.chosen} "
         "clients each."
     ]
     if cost.formula_rounds is not None:
-        said.append(
+        sentences.append(
             f"By the count in SlaugFL's paper it is {cost.formula_rounds:.1f}; that count leaves out the first model "
             "that is sent to the clients, and the headers of messages."
         )
     if asked:
         declined = sum(not device.answered for device in asked)
-        said.append(f"{len(asked)} requests for prototypes, {declined} declined.")
+        sentences.append(f"{len(asked)} requests for prototypes, {declined} declined.")
     if found.unread:
-        said.append(f"This page cannot say which clients were asked and what was kept: {found.unread}.")
-    return said
+        sentences.append(f"This page cannot say which clients were asked and what was kept: {found.unread}.")
+    return sentences
 
 
 def _messages(found: Preparation) -> Html:
@@ -92,9 +92,9 @@ def _messages(found: Preparation) -> Html:
     rows.append(("all", "", "", *(total if counted else ()), bytes_text(sum(one.bytes for one in found.messages))))
     formula_columns = ("by the paper's count, parameters", "in bytes") if counted else ()
     columns = "phase", "", "message", *formula_columns, "sent"
-    said = "" if cost.formula_ratio is None else SHARE.format(over=cost.formula_over, ratio=cost.formula_ratio)
+    share = "" if cost.formula_ratio is None else SHARE.format(over=cost.formula_over, ratio=cost.formula_ratio)
     caption = "Traffic beyond plain training, by kind of message"
-    return joined([scrolled(caption, columns, rows, ("message",), whole=True), note(said)])
+    return joined([scrolled(caption, columns, rows, ("message",), whole=True), note(share)])
 
 
 def _targets(cost: Cost) -> Html:
@@ -117,7 +117,7 @@ def _classes(found: Preparation) -> Html:
     classes, unknown = found.classes, found.unknown
     asks, keeps = any(one.asked for one in classes), any(one.kept for one in classes)
     known = keeps and any(one.valid is not None for one in classes)
-    said = [*(["who was asked, best first"] if asks else []), *(["what was kept"] if keeps else [])]
+    parts = [*(["who was asked, best first"] if asks else []), *(["what was kept"] if keeps else [])]
     columns = [
         "class",
         *(("asked", "whose prototype") if asks else ()),
@@ -130,7 +130,7 @@ def _classes(found: Preparation) -> Html:
     hidden = (
         f"This page cannot say which of them show another class: {unknown}." if unknown and keeps and not known else ""
     )
-    table = scrolled(f"Class by class: {', and '.join(said)}", columns, rows, ("asked",), whole=True)
+    table = scrolled(f"Class by class: {', and '.join(parts)}", columns, rows, ("asked",), whole=True)
     return joined([table, note((ranked if asks else "") + valid + hidden)])
 
 
@@ -160,9 +160,9 @@ def _pictures(gallery: Gallery, unknown: str) -> Html:
     framed = "" if unknown or all(kind != "kept" for kind, _ in kinds) else (
         f" A red frame: the image shows another class than its label says. {LOOKED_UP}"
     )  # fmt: skip
-    said = f"{some}A few of each kind, at equal distances in their order; none was chosen by hand.{framed}"
+    text = f"{some}A few of each kind, at equal distances in their order; none was chosen by hand.{framed}"
     shown = scrolled("Pictures", ["class", *(title for _, title in kinds)], rows, whole=True)
-    return joined([tag("div", shown, class_="gallery"), note(said)])
+    return joined([tag("div", shown, class_="gallery"), note(text)])
 
 
 LEAST = 1e-3  # of the false alarms that a curve shows
@@ -182,14 +182,14 @@ ATTACKS = (
 def audited(found: TrainedAudit) -> Html:
     """Section on an audit: lower bounds on epsilon, beside the claims."""
     rows = [(*one.in_figures, one.verdict) for one in found.promises]
-    said = [f"{one.unit}, {one.neighbours}: {one.why}. {one.noticed}".rstrip() for one in found.promises]
+    texts = [f"{one.unit}, {one.neighbours}: {one.why}. {one.noticed}".rstrip() for one in found.promises]
     bare = [f"Infinity is claimed of: {'; '.join(found.unprotected)}."] if found.unprotected else []
     return section(
         "What an audit found",
         tag("p", tag("span", found.verdict, class_="badge"), f" {AUDIT}"),
         scrolled("Claimed, and lost at least", COLUMNS, rows, whole=True),
         tag("div", *(_claimed(one) for one in found.promises if one.played is not None), class_="grid"),
-        listed([*said, *bare], class_="plain"),
+        listed([*texts, *bare], class_="plain"),
         note(found.meaning),
         note(f"Not looked at: {'; '.join(found.not_looked_at)}."),
         id="audit",
@@ -203,13 +203,13 @@ def _claimed(one: AuditedPromise) -> Html:
     assert one.played is not None
     twin = one.power.twin
     lost = [("claimed", one.played.claimed_there), ("lost at least", one.played.at_least)]
-    told = [epsilon_text(one.played.claimed_there), at_least_text(one.played.at_least)]
+    texts = [epsilon_text(one.played.claimed_there), at_least_text(one.played.at_least)]
     if twin is not None and twin.at_delta == one.played.at_delta:
         lost.append(("a broken twin, at least", twin.at_least))
-        told.append(at_least_text(twin.at_least))
+        texts.append(at_least_text(twin.at_least))
     title = f"Epsilon of one {one.unit} ({one.neighbours}) against the {one.adversary}"
     about = f"At delta {one.played.at_delta:g}."
-    numbers = ("", "epsilon"), [(name, text) for (name, _), text in zip(lost, told, strict=True)]
+    numbers = ("", "epsilon"), [(name, text) for (name, _), text in zip(lost, texts, strict=True)]
     return bars(title, about, lost, Axis(""), numbers, marked=1)
 
 
@@ -245,9 +245,9 @@ def _attack(one: AttackFinding, simulated: bool) -> Html:
 def _picture(rows: Sequence[PictureRow]) -> Html:
     if not rows:
         return Html("")
-    said = "From top to bottom: " + ", ".join(row.told for row in rows) + "."
+    caption = "From top to bottom: " + ", ".join(row.caption for row in rows) + "."
     source = f"data:image/png;base64,{base64.b64encode(png(sheet(rows))).decode()}"
-    return joined([tag("img", src=source, alt=said, class_="sheet"), note(said)])
+    return joined([tag("img", src=source, alt=caption, class_="sheet"), note(caption)])
 
 
 def roc(found: Roc, simulated: bool) -> Lines:

@@ -199,18 +199,18 @@ class Result:
         return "not evaluated yet" if last is None else last.in_words
 
     def __repr__(self) -> str:
-        said = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, *warnings(self.metrics)]
-        said += [self.promise, self.candidates]
-        return "\n  ".join(filter(None, said))
+        lines = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, *warnings(self.metrics)]
+        lines += [self.promise, self.candidates]
+        return "\n  ".join(filter(None, lines))
 
     def _repr_html_(self) -> str:
-        told = (*warnings(self.metrics), self.promise, self.candidates, *self.notes)
-        said = [
+        remarks = (*warnings(self.metrics), self.promise, self.candidates, *self.notes)
+        parts = [
             joined((tag("strong", self._reached), f" after {len(self.metrics)} rounds")),
-            *filter(None, told),
+            *filter(None, remarks),
             tag("code", str(self.folder)),
         ]
-        return tag("div", _curve(self.metrics), *(tag("div", line) for line in said), style="line-height:1.6")
+        return tag("div", _curve(self.metrics), *(tag("div", line) for line in parts), style="line-height:1.6")
 
 
 def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) -> Result:
@@ -237,11 +237,11 @@ def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> Html:
     low, high = (0.0, 1.0) if judged.percent else (min(values), max(values))
     across, up = (rounds[-1] - rounds[0]) or 1, (high - low) or 1
     line = " ".join(f"{(x - rounds[0]) / across * width:.1f},{height - (y - low) / up * height:.1f}" for x, y in points)
-    told = f"{judged.words} from {values[0]:.3g} in round {rounds[0]} to {values[-1]:.3g} in round {rounds[-1]}"
+    description = f"{judged.words} from {values[0]:.3g} in round {rounds[0]} to {values[-1]:.3g} in round {rounds[-1]}"
     axes = tag("path", d=f"M0,0V{height}H{width}", fill="none", stroke="currentColor", stroke_opacity=".3")
     curve = tag("polyline", points=line, fill="none", stroke="#2a78d6", stroke_width="2")
     size = {"width": f"{width + 4}", "height": f"{height + 4}", "viewBox": f"-2 -2 {width + 4} {height + 4}"}
-    return tag("svg", axes, curve, role="img", aria_label=told, style="display:block", **size)
+    return tag("svg", axes, curve, role="img", aria_label=description, style="display:block", **size)
 
 
 def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, instead: str) -> pandas.DataFrame:

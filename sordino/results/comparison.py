@@ -127,18 +127,18 @@ class Comparison:
     @property
     def choosing(self) -> list[str]:
         """Sentences to print with the table: the privacy cost of choosing, and a target that is too low to compare."""
-        said = choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
+        sentences = choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
         if self.others:
             few = ", ".join(self.others[:3]) + (", ..." if len(self.others) > 3 else "")
-            said.append(
+            sentences.append(
                 f"Not counted: {len(self.others)} other runs in {self.folder}, finished or not ({few}). Where they "
                 "belong to the same search, what they cost adds to it."
             )
         target, constant = self.table[0].target, max(_constant(run) for m in self.methods for run in m.runs)
         if target > constant:
-            return said
+            return sentences
         return [
-            *said,
+            *sentences,
             f"The target of {target:.1%} is no better than a constant answer ({constant:.1%}), so rounds and bytes to "
             "it say nothing: train longer, or give a --target.",
         ]

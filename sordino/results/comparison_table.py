@@ -279,7 +279,7 @@ def as_latex(rows: Sequence[Row]) -> str:
     return (
         "\n".join(
             [
-                *(f"% {said}" for said in (caption(rows), *sources(rows))),
+                *(f"% {source_line}" for source_line in (caption(rows), *sources(rows))),
                 rf"\begin{{tabular}}{{l{'r' * (len(head) - 2)}l}}",
                 " & ".join(head) + r" \\",
                 rule,
@@ -294,8 +294,8 @@ def as_latex(rows: Sequence[Row]) -> str:
 FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {"csv": as_csv, "latex": as_latex}
 
 
-def snippet(table: Sequence[Row], told: Sequence[str]) -> str:
+def snippet(table: Sequence[Row], notes: Sequence[str]) -> str:
     """HTML of the table for a notebook, with the sentences that must accompany it."""
     head, *body = lines(table)
-    said = (markup.tag("p", text) for text in (*sources(table), *told))
-    return markup.joined((markup.table(caption(table), head, body), *said))
+    paragraphs = (markup.tag("p", text) for text in (*sources(table), *notes))
+    return markup.joined((markup.table(caption(table), head, body), *paragraphs))

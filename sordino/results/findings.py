@@ -169,7 +169,7 @@ class BesideGuess(Fact):
 class PictureRow(Fact):
     """Images side by side: a caption and their bytes."""
 
-    told: str
+    caption: str
     shape: tuple[int, int, int, int]  # [n, height, width, 1 or 3]
     pixels: str  # base64
 

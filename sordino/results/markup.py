@@ -24,8 +24,10 @@ class Html(str):
 
 def tag(name: str, /, *inside: str | int, **attributes: str) -> Html:
     """One HTML element with its attributes; void elements, such as `img`, have no content."""
-    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{_quoted(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{said}>" if name in ("img", "meta", "link") else f"<{name}{said}>{joined(inside)}</{name}>")
+    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{_quoted(value)}"' for key, value in attributes.items())
+    return Html(
+        f"<{name}{written}>" if name in ("img", "meta", "link") else f"<{name}{written}>{joined(inside)}</{name}>"
+    )
 
 
 def _quoted(value: str) -> str:

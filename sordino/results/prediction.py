@@ -224,9 +224,9 @@ def predict(
             model, notes = _own_model(bundle, problem, task, own, encoding)
         notes = (*notes, *found.remarks, *[EXACT] * score)
         x = torch.from_numpy(found.x)
-        told = isinstance(task, LanguageModel)  # of a text no answer is known but how likely it is
-        answers = task.score(model.params, Examples(x, x))["loss"] if told else model.answers(x)
-        y = np.zeros(len(x), np.int64) if told and score else found.y
+        language = isinstance(task, LanguageModel)  # of a text no answer is known but how likely it is
+        answers = task.score(model.params, Examples(x, x))["loss"] if language else model.answers(x)
+        y = np.zeros(len(x), np.int64) if language and score else found.y
         judged = None if y is None else Evaluator(task, Examples(x, torch.from_numpy(y)), ())(model.params)
     if problem.columns:
         return PredictedLabels(found.names, notes, problem.columns, answers.numpy(), judged)
@@ -252,8 +252,8 @@ def _own_model(
     y = np.array([place[name] for name in held.truth]) if held.truth is not None else held.y
     mine = Examples(torch.from_numpy(held.x), torch.from_numpy(np.asarray(y)))
     shard = Open().open(mine, Grant(0, len(mine.y), len(mine.y), Counter(0)), task)
-    said = f"the model was made its client's own ({bundle.way}) from {len(mine.y)} rows: {TELLS}"
-    return WAYS[bundle.way](task, task.init(0), shard), (said,)
+    remark = f"the model was made its client's own ({bundle.way}) from {len(mine.y)} rows: {TELLS}"
+    return WAYS[bundle.way](task, task.init(0), shard), (remark,)
 
 
 def _task(folder: Path, bundle: Bundle, problem: Problem, code: bool) -> Supervised:

@@ -117,7 +117,7 @@ def gather(
         simulation = simulated(run.experiment)
         setup, home = simulation.setup, simulation.home
     phases = [mine.algorithm for mine in setup.preparation if isinstance(mine.algorithm, Phase)]
-    (told, unread), metrics = _facts(run, setup), run.metrics() if rounds is None else rounds
+    (facts, unread), metrics = _facts(run, setup), run.metrics() if rounds is None else rounds
     pretended = not setup.experiment.privacy.real
     candidates, absent = _candidates(setup.experiment, home)
     wrong = _wrong(candidates) if pretended else None
@@ -132,10 +132,10 @@ def gather(
         unread=unread,
         unknown="" if wrong is not None else absent,
         rank=next((phase.says.ranks_by for phase in phases), ""),
-        classes=_classes(setup, told, candidates, wrong),
+        classes=_classes(setup, facts, candidates, wrong),
         messages=tuple(messages(preparation, metrics, plain, formula, _says(phases))),
         cost=charged(preparation, metrics, plain, formula),
-        gallery=_gallery(run, setup, candidates, told, wrong) if pictures else None,
+        gallery=_gallery(run, setup, candidates, facts, wrong) if pictures else None,
     )
 
 
@@ -148,15 +148,15 @@ def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, s
 def _facts(run: RunFolder, setup: PhaseSetup) -> tuple[Facts, str]:
     """Results of the finished phases, or the reason why they cannot be read. The bytes sent are reported in both
     cases."""
-    told = Facts()
+    facts = Facts()
     for mine in setup.preparation:
         try:
             loaded = checkpoint.load(run.of_phase(mine.phase).checkpoints, mine.state)
         except SordinoError as error:
             return Facts(), error.what
         if loaded is not None and isinstance(mine.algorithm, Phase) and mine.over(loaded.trees["server"]):
-            told = mine.algorithm.facts(loaded.trees["server"], told)
-    return told, ""
+            facts = mine.algorithm.facts(loaded.trees["server"], facts)
+    return facts, ""
 
 
 def _candidates(experiment: Experiment, home: ServerData | None) -> tuple[Candidates | None, str]:
@@ -187,12 +187,14 @@ def _wrong(candidates: Candidates | None) -> Wrong | None:
 # whom it asked, what it kept ------------------------------------------------------------------------------------------
 
 
-def _classes(setup: PhaseSetup, told: Facts, candidates: Candidates | None, wrong: Wrong | None) -> tuple[OfClass, ...]:
+def _classes(
+    setup: PhaseSetup, facts: Facts, candidates: Candidates | None, wrong: Wrong | None
+) -> tuple[OfClass, ...]:
     rows = []
     for label, name in enumerate(setup.public.class_names):
-        chosen = _chosen(told, label)
+        chosen = _chosen(facts, label)
         every = None if candidates is None else np.flatnonzero(candidates.y == label)
-        asked = told.asked[label] if told.asked else ()
+        asked = facts.asked[label] if facts.asked else ()
         rows.append(
             OfClass(
                 name=name,
@@ -206,8 +208,8 @@ def _classes(setup: PhaseSetup, told: Facts, candidates: Candidates | None, wron
     return tuple(rows)
 
 
-def _chosen(told: Facts, label: int) -> Picked:
-    return np.asarray(told.kept[label] if told.kept else [], np.int64)
+def _chosen(facts: Facts, label: int) -> Picked:
+    return np.asarray(facts.kept[label] if facts.kept else [], np.int64)
 
 
 def _valid(rows: Picked, wrong: Wrong | None) -> float | None:
@@ -243,7 +245,7 @@ def _formula(phases: Sequence[Phase[Any, Any, Any, Any]], setup: PhaseSetup, rou
 
 
 def _gallery(
-    run: RunFolder, setup: PhaseSetup, candidates: Candidates | None, told: Facts, wrong: Wrong | None
+    run: RunFolder, setup: PhaseSetup, candidates: Candidates | None, facts: Facts, wrong: Wrong | None
 ) -> Gallery | None:
     """Images of each class: candidates (public images) that were kept, candidates that were not, and images of the
     generator.
@@ -257,14 +259,14 @@ def _gallery(
     x, y = _drawn(run, setup, each * len(names))
 
     def pictured(rows: Picked) -> str:
-        if candidates is None or not any(told.kept) or not len(rows):
+        if candidates is None or not any(facts.kept) or not len(rows):
             return ""
         found = rows[list(some_of(len(rows), each))]  # at even distances
         return strip(candidates.x[found], [] if wrong is None else wrong[found].tolist())
 
     rows = []
     for label in shown:
-        chosen = _chosen(told, label)
+        chosen = _chosen(facts, label)
         every = np.zeros(0, np.int64) if candidates is None else np.flatnonzero(candidates.y == label)
         rows.append(
             ClassPictures(

@@ -148,7 +148,7 @@ def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) 
     and the notebook. `sweep`: they are of one sweep.
     """
     what = "configurations of one sweep were" if sweep else "methods were"
-    told = [
+    sentences = [
         f"{methods} {what} tried on the same data. Tuning is not accounted for: choosing among them costs privacy that "
         "no row shows.",
         "No selection was made here: every row is the end of its runs, on test data, and no validation clients were "
@@ -157,7 +157,7 @@ def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) 
     ]
     finite = [row for row in search if row.epsilon != math.inf]
     if not finite:
-        return [*told, "No finite epsilon covers all of them together: at least one of them promises nothing."]
+        return [*sentences, "No finite epsilon covers all of them together: at least one of them promises nothing."]
     for row, by in merged(finite):
         text = (
             f"Charged as a whole, all {methods} together cost at most epsilon {rounded_up(row.epsilon):g} at delta "
@@ -168,5 +168,5 @@ def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) 
             text += f"; with the {seeds} seeds of each that were run here, epsilon {epsilon_text(row.every_seed)}"
         if row.status == "nominal":
             text += ". That is what holds; the formulas of nominal rows are not added up"
-        told.append(text + ".")
-    return told
+        sentences.append(text + ".")
+    return sentences

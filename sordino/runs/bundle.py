@@ -143,13 +143,15 @@ def described(setup: PhaseSetup, columns: Mapping[str, Column]) -> Bundle | None
     )
 
 
-def _feature(name: str, said: Column) -> InputColumn:
-    if isinstance(said, TokenColumn):
-        return InputColumn(name=name, kind="text", length=said.length, tokenizer=said.tokenizer)
-    if isinstance(said, TextColumn):
-        return InputColumn(name=name, kind="text", levels=said.words, length=said.length, buckets=said.buckets)
-    made = InputColumn(name=name, kind=said.kind, levels=said.words, other=said.other)  # type: ignore[arg-type]
-    return made.beside(range=(said.low, said.high)) if math.isfinite(said.high) and said.kind == "number" else made
+def _feature(name: str, column: Column) -> InputColumn:
+    if isinstance(column, TokenColumn):
+        return InputColumn(name=name, kind="text", length=column.length, tokenizer=column.tokenizer)
+    if isinstance(column, TextColumn):
+        return InputColumn(name=name, kind="text", levels=column.words, length=column.length, buckets=column.buckets)
+    made = InputColumn(name=name, kind=column.kind, levels=column.words, other=column.other)  # type: ignore[arg-type]
+    return (
+        made.beside(range=(column.low, column.high)) if math.isfinite(column.high) and column.kind == "number" else made
+    )
 
 
 def write(folder: Path, setup: PhaseSetup, model: Params, columns: Mapping[str, Column]) -> None:
@@ -161,9 +163,9 @@ def write(folder: Path, setup: PhaseSetup, model: Params, columns: Mapping[str, 
     mine = RunFolder(folder)
     whole = {name: value.cpu().contiguous().clone() for name, value in setup.task.state_dict(model).items()}
     atomic_write(mine.model_file, save(whole))
-    if (told := described(setup, columns)) is None:
+    if (manifest := described(setup, columns)) is None:
         return
-    text = json.dumps(told.to_json(), indent=2).encode()
+    text = json.dumps(manifest.to_json(), indent=2).encode()
     if kept_private(setup):
         private.write(RunFolder(mine.private).description_file, text)
     else:

@@ -266,8 +266,8 @@ def check_words(experiment: Experiment, columns: Mapping[str, Column]) -> None:
     tokens = None if language else max(one.tokens for one in texts.values())
     places = None if len(texts) == len(columns) else [[starts[one], texts[one].length] for one in texts]
     fitting = "transformer" if language or (name == "transformer" and len(columns) == 1) else "text"
-    told = {"name": f'"{fitting}"', "tokens": tokens, "texts": places}
-    wanted = f"model = {{{', '.join(f'{key} = {value}' for key, value in told.items() if value is not None)}}}"
+    fields = {"name": f'"{fitting}"', "tokens": tokens, "texts": places}
+    wanted = f"model = {{{', '.join(f'{key} = {value}' for key, value in fields.items() if value is not None)}}}"
     if name != fitting:
         raise ConfigError(
             f"model = {name!r} for a column of text",
@@ -276,9 +276,9 @@ def check_words(experiment: Experiment, columns: Mapping[str, Column]) -> None:
             fix=f"set {wanted}; or write a model of your own that takes them apart",
             code="words-are-no-quantities",
         )
-    if (said := model.get("texts")) != places:
+    if (place_of_texts := model.get("texts")) != places:
         raise ConfigError(
-            f"model.texts = {said!r}",
+            f"model.texts = {place_of_texts!r}",
             why="it says where the words of a text are among the inputs ([first, length] of each), and the schema "
             "declares them at other places",
             fix=f"set {wanted}",

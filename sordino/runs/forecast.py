@@ -108,11 +108,11 @@ def compare(
     asked = Forecast(simulation)
     rows, impossible = [asked.row("as asked", [*file, *typed], timed=True)], []
     for what, changes in (*alternatives(simulation.setup), *_more_clients(simulation.setup)):
-        said = [*untouched(overrides, changes), *changes]
+        lines = [*untouched(overrides, changes), *changes]
         others = {key: value for key, value in given.items() if untouched([f"{key}="], changes)}
         words = [*untouched(typed, changes), *changes]
         try:
-            other = beside(simulation, config.load(source, said, others))
+            other = beside(simulation, config.load(source, lines, others))
             alike = all(getattr(other.setup.experiment, part) == getattr(experiment, part) for part in LOCAL_WORK)
             rows.append(Forecast(other, asked.timed if alike else None).row(what, [*file, *words], alike))
         except SordinoError as error:

@@ -138,8 +138,8 @@ def newest(run: RunFolder, rows: Sequence[RoundRow] = ()) -> Receipt | None:
 
 
 def promised(receipt: Receipt) -> str:
-    said = promise(receipt.guarantees, receipt.simulated)
-    return f"{said}; {UNCOMPARED}" if UNCOMPARED in receipt.assumptions else said
+    text = promise(receipt.guarantees, receipt.simulated)
+    return f"{text}; {UNCOMPARED}" if UNCOMPARED in receipt.assumptions else text
 
 
 def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
@@ -231,8 +231,8 @@ def state(
     if alive:
         return "running"
     if run.environment.clients is not None:  # a site: the server decides how many rounds it requests
-        said = next((event.event for event in reversed(events) if event.event in ("over", "stopped", "started")), "")
-        return {"over": "finished", "stopped": "stopped"}.get(said, "killed")
+        last = next((event.event for event in reversed(events) if event.event in ("over", "stopped", "started")), "")
+        return {"over": "finished", "stopped": "stopped"}.get(last, "killed")
     if receipt is None:
         return "killed"
     if len(rows) >= run.experiment.rounds:

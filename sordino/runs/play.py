@@ -117,7 +117,7 @@ def play(
         for prior in setup.preparation:
             notes += ChecksServer.of(prior.algorithm).warnings(backend.home)
         warned = (*backend.remarks, *notes)
-        evaluate, told = backend.evaluation(), named(experiment.callbacks)
+        evaluate, callbacks = backend.evaluation(), named(experiment.callbacks)
         if begun is None:
             with (federation := run.federation(backend)).ledger:
                 return _ended(backend, folder, federation, None, notes, interrupted=True)
@@ -135,7 +135,7 @@ def play(
                     notes.append(f"round {t}: nobody could take part, {_moved(setup, before, server)}")
                 before = server
                 _note_costs(backend, folder, phase, outcome)
-                for callback in told:
+                for callback in callbacks:
                     callback.on_round(visible(row, setup.policy))
                 if watch is not None:
                     watch(Progress(t, experiment.rounds, row, folder, setup, phase.federation, warned))
@@ -149,7 +149,7 @@ def play(
         ended = _ended(backend, folder, phase.federation, phase.at.server, notes, interrupted)
         if loaded is not None and loaded.step >= experiment.rounds:
             ended.notes.append("the run was finished before: nothing was run, and nothing was spent")
-        for callback in told:
+        for callback in callbacks:
             callback.on_end(ended.receipt.to_json())
         return ended
 
@@ -165,11 +165,11 @@ def _ended(
     own = RunFolder(mine.private) if real else mine
     # a remark names a client that was asked, which must not be disclosed of a hidden cohort
     asked = own if setup.policy.hidden else mine
-    for place, told in ((asked, remarks), (own, backend.remarks), (mine, notes)):
-        if place is own is not mine and not told:
+    for place, lines in ((asked, remarks), (own, backend.remarks), (mine, notes)):
+        if place is own is not mine and not lines:
             continue
         with open(place.log_file, "a", encoding="utf-8") as log:
-            log.writelines(f"{note}\n" for note in told)
+            log.writelines(f"{note}\n" for note in lines)
     return Ended(folder, mine.metrics(), made, [*remarks, *backend.remarks, *notes], interrupted)
 
 
@@ -241,7 +241,7 @@ def visible(row: RoundRow, policy: Policy) -> Json:
     """The row that a callback gets: never a list with one value for each client."""
     if policy.real:
         return shown(row, policy.hidden)
-    told = row.to_json()
-    if isinstance(spread := told.get("clients"), Mapping):
-        told = {**told, "clients": {name: value for name, value in spread.items() if name != "each"}}
-    return told
+    values = row.to_json()
+    if isinstance(spread := values.get("clients"), Mapping):
+        values = {**values, "clients": {name: value for name, value in spread.items() if name != "each"}}
+    return values

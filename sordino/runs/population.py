@@ -199,7 +199,7 @@ class Population:
     @cached_property
     def public(self) -> PublicNumbers:
         """The public numbers of these data, such as the sizes of clients, on which plans are based."""
-        data, sizes, said = self.dataset, self.sizes, self.disclosures
+        data, sizes, disclosures = self.dataset, self.sizes, self.disclosures
         check_words(self.experiment, data.columns)
         check_everybody_has_data(sizes, self.clients)
         return PublicNumbers(
@@ -210,8 +210,8 @@ class Population:
             sizes=sizes if self.experiment.privacy.public_sizes else alike(1, len(sizes)),
             mean=data.mean,
             std=data.std,
-            assumed=said.assumed,
-            void=said.void,
+            assumed=disclosures.assumed,
+            void=disclosures.void,
             note="" if self.experiment.privacy.real else data.note,  # it may say how the rows were written
             names=data.names,
             clients=self.clients,

@@ -233,8 +233,8 @@ def adopt(backend: Backend, folder: Path, run: str, ledger: Path, source: Path) 
         with (federation := backend.at(_phase(setup, phase).stage).federation(ledger, run)).ledger as book:
             for entry in entries:
                 op = federation.op(Op.of(entry.op).round)
-                said = under(entry.told, federation.config)
-                granted = book.reserve(op, entry.charges, bytes.fromhex(entry.plan), said)
+                text = under(entry.parsed, federation.config)
+                granted = book.reserve(op, entry.charges, bytes.fromhex(entry.plan), text)
                 assert granted == entry.charges.keys(), "the same budget pays for the same release"
                 assert entry.digest is not None
                 book.drawn(op)

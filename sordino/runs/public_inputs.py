@@ -76,7 +76,7 @@ class Disclosures:
             found = (COUNTED,)
         counted = () if source.problem.outcome is None else (CLASSES, COUNTED)
         scaled = (SCALING,) if self.scaled_by_rows else ()
-        return (*scaled, *self.loaded.learned, *(said for said in found if said not in counted))
+        return (*scaled, *self.loaded.learned, *(sentence for sentence in found if sentence not in counted))
 
     @property
     def drawn_from_labels(self) -> tuple[str, ...]:
@@ -102,7 +102,9 @@ class Disclosures:
         """
         if not self.source.experiment.privacy.real:
             return ()
-        chosen = () if self.source.known_to_all else (said for said in self.drawn_from_labels if said in CHOSEN)
+        chosen = (
+            () if self.source.known_to_all else (sentence for sentence in self.drawn_from_labels if sentence in CHOSEN)
+        )
         return (*self.learned_from_rows, *chosen)
 
     @property
@@ -119,7 +121,7 @@ class Disclosures:
         sizes = ((SIZES if made.privacy.public_sizes else HOLDERS),) if secret else ()
         name = str(made.model.get("name"))
         warm = (WARM.format(name),) if user_code.is_own(name) else ()
-        taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
+        taken = (sentence for sentence in (*self.learned_from_rows, *self.drawn_from_labels) if sentence not in void)
         unsaid = data.key not in (None, data.group) and self.source.rows_per_key == 1
         several = (SEVERAL.format(data.key),) if unsaid else (ONE_TEXT,) if self.source.problem.columns == () else ()
         copies = (COPIES,) if own and data.key is None else ()
@@ -158,15 +160,15 @@ def check_announced(data: Data, learned: tuple[str, ...] = ()) -> None:
     """Refuses, before anything leaves a site, an announcement of its data that would tell more of its rows than their
     number. `learned`: what was inferred from rows, where that is known; the settings are checked in any case.
     """
-    said = list(learned)
+    sentences = list(learned)
     if data.standardise in ("channel", "pixel"):
-        said.append(SCALING)
+        sentences.append(SCALING)
     if data.source == "tabular" and data.schema in (None, LEARNED):
-        said.append(COLUMNS)
+        sentences.append(COLUMNS)
     if data.source in ("folder", "images"):
-        said += [why for told, why in ((data.classes, CLASSES), (data.colours, COLOURS)) if told is None]
-    if said:
-        raise _announces("; ".join(dict.fromkeys(said)))
+        sentences += [why for declared, why in ((data.classes, CLASSES), (data.colours, COLOURS)) if declared is None]
+    if sentences:
+        raise _announces("; ".join(dict.fromkeys(sentences)))
 
 
 def _announces(what: str) -> UnsoundGuarantee:

@@ -70,9 +70,9 @@ class RankTeam:
             return
         self._met = True
         mine = torch.device(device)
-        told = [torch.zeros(hashlib.sha256().digest_size, dtype=torch.uint8, device=CPU) for _ in range(self.world)]
-        dist.all_gather(told, _bytes(hashlib.sha256(_name_of(mine, self.rank).encode()).digest()))
-        alone = len({tuple(one.tolist()) for one in told}) == self.world
+        digests = [torch.zeros(hashlib.sha256().digest_size, dtype=torch.uint8, device=CPU) for _ in range(self.world)]
+        dist.all_gather(digests, _bytes(hashlib.sha256(_name_of(mine, self.rank).encode()).digest()))
+        alone = len({tuple(one.tolist()) for one in digests}) == self.world
         if mine.type == "cuda" and alone and dist.is_nccl_available():
             self._adders = dist.new_group(backend="nccl", timeout=PATIENCE)
 
@@ -194,28 +194,28 @@ def following() -> bool:
 def follow() -> None:
     """Execute the commands of rank 0 until it ends the run. A first stop signal is for rank 0, which gets it too."""
     team = joined()
-    told, experiment, tensors = _phase_head(team)
+    header, experiment, tensors = _phase_head(team)
     given = config.validate(tomllib.loads(experiment.decode()))
     device = device_of(given.engine.device, local_rank())
     team.meet(device)
     with patience(), on(device):
-        whole = simulated(given, bytes.fromhex(told.data_key))
-        check_rows(whole, told.dataset)
+        whole = simulated(given, bytes.fromhex(header.data_key))
+        check_rows(whole, header.dataset)
         while True:
-            phase = whole.at(told.stage)
-            share = Share(team, phase, told, _unpacked(tensors))
+            phase = whole.at(header.stage)
+            share = Share(team, phase, header, _unpacked(tensors))
             while not isinstance(command := decode_command((heard := team.hear())[0]), End):
                 share.obey(command, heard[1])
             if not phase.setup.prepares:
                 break
-            told, experiment, tensors = _phase_head(team)
+            header, experiment, tensors = _phase_head(team)
     team.leave()
 
 
 def _phase_head(team: RankTeam) -> tuple[PhaseHeader, bytes, bytes]:
     text, body = team.hear()
-    told = PhaseHeader(**json.loads(text))
-    return told, body[: len(body) - told.tensors], body[len(body) - told.tensors :]
+    header = PhaseHeader(**json.loads(text))
+    return header, body[: len(body) - header.tensors], body[len(body) - header.tensors :]
 
 
 def _unpacked(tensors: bytes) -> Params | None:
@@ -227,17 +227,17 @@ class Share:
     same commands as a site, in step with the other ranks.
     """
 
-    def __init__(self, team: RankTeam, simulation: Simulation, told: PhaseHeader, tensors: Params | None) -> None:
+    def __init__(self, team: RankTeam, simulation: Simulation, header: PhaseHeader, tensors: Params | None) -> None:
         torch.set_num_threads(simulation.setup.experiment.engine.threads)
         keep_freed_memory()
-        place = Path(told.place)
+        place = Path(header.place)
         place.mkdir(parents=True, exist_ok=True)  # on another machine it may not be there
         self._team, self._clients = team, len(simulation.setup.public.sizes)
         self.sums = not reads_single_uploads(simulation.setup)
         which = range(team.rank, self._clients, team.world)
         folder = RunFolder(place).checkpoints / f"clients-{team.rank}-of-{team.world}"
-        states, secret = simulation.setup.states(place), secret_of(Path(told.folder))
-        self.site = simulation.site(told.run, which, states, secret, tensors, folder)
+        states, secret = simulation.setup.states(place), secret_of(Path(header.folder))
+        self.site = simulation.site(header.run, which, states, secret, tensors, folder)
 
     def obey(self, command: Command, message: bytes) -> None:
         if isinstance(command, Round) and self.sums:
@@ -309,10 +309,10 @@ class Ranks(Executor):
         self._team, self._last = joined(), not setup.prepares
         sent = b"" if tensors is None else save({name: value.cpu().contiguous() for name, value in tensors.items()})
         where, rows = (str(folder.resolve()), str(place.resolve())), simulation.population
-        told = PhaseHeader(run, *where, setup.stage, len(sent), simulation.dataset, rows.data_key.hex())
-        self._team.say(json.dumps(asdict(told)).encode(), setup.experiment.toml().encode() + sent)
+        header = PhaseHeader(run, *where, setup.stage, len(sent), simulation.dataset, rows.data_key.hex())
+        self._team.say(json.dumps(asdict(header)).encode(), setup.experiment.toml().encode() + sent)
         self._team.meet(device_of(setup.experiment.engine.device, local_rank()))
-        self._share = Share(self._team, simulation, told, tensors)
+        self._share = Share(self._team, simulation, header, tensors)
         self._owed: deque[int] = deque()  # clients of other ranks whose uploads are not received yet
         self._begun = 0  # what was begun together and is not over: cut off half-way, others wait for what will not come
 

@@ -50,8 +50,8 @@ def shown(row: RoundLine, hidden: bool) -> Json:
     """The public fields of a row: what was released anyway; of a hidden cohort neither its size nor anything that grows
     with it.
     """
-    told = row.to_json()
-    kept = {name: told[name] for name in (*ALWAYS, *(() if hidden else SEEN)) if name in told}
+    values = row.to_json()
+    kept = {name: values[name] for name in (*ALWAYS, *(() if hidden else SEEN)) if name in values}
     if "secure" in kept:
         kept["secure"] = {name: value for name, value in kept["secure"].items() if name not in INSIDE}
     return kept
@@ -68,9 +68,9 @@ class Rows:
         if self._private is None:
             self._public.write(_line(whole))
             return
-        told = shown(row, self._hidden)
-        kept = {name: value for name, value in whole.items() if value != told.get(name)}
-        self._public.write(_line(told))
+        public = shown(row, self._hidden)
+        kept = {name: value for name, value in whole.items() if value != public.get(name)}
+        self._public.write(_line(public))
         self._private.write(_line({"round": row.round, **kept}))
 
     def sync(self) -> dict[str, int | str]:
@@ -79,8 +79,8 @@ class Rows:
         return known if self._private is None else known | self._private.sync("private")
 
 
-def _line(told: Json) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def _line(values: Json) -> bytes:
+    return json.dumps(values).encode() + b"\n"
 
 
 class _AppendedFile:
@@ -370,4 +370,4 @@ def computed(setup: PhaseSetup, outcome: Outcome) -> float | None:
     if not setup.task.flops or not setup.experiment.privacy.public_sizes or estimates.passes(1) is None:
         return None
     passes = [estimates.passes(setup.public.sizes[k]) for k in outcome.answered]
-    return setup.task.flops * sum(told for told in passes if told is not None)
+    return setup.task.flops * sum(count for count in passes if count is not None)

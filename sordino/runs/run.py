@@ -181,15 +181,15 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
     """Refuse an edited experiment: a run's guarantee is that of one experiment, of which only [engine] may change."""
     mine = RunFolder(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
-    said: list[tuple[str, str]] = [(mine.environment.config, now[1])]
+    pairs: list[tuple[str, str]] = [(mine.environment.config, now[1])]
     of_several = place_for(mine.environment.run, mine.environment.site, Agreement.read(folder).dataset)
     if not experiment.privacy.ledger and of_several.exists():  # a new ledger would know of nothing that it has spent
-        said.append(("", ""))
+        pairs.append(("", ""))
     if experiment.privacy.ledger or mine.ledger.exists():  # one that is shared stood before the run began
         with Ledger.as_founded(mine.ledger) as ledger:
-            notes = [entry.told for entry in of_run(ledger, mine.environment.run)]
-        said += [(note.config, note.noise) for note in notes]
-    if any(each != now for each in said):
+            notes = [entry.parsed for entry in of_run(ledger, mine.environment.run)]
+        pairs += [(note.config, note.noise) for note in notes]
+    if any(each != now for each in pairs):
         raise RunError(
             f"experiment.toml of {folder} is not the experiment that this run began with",
             why="all releases until now were planned and paid for under that one",

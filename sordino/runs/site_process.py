@@ -57,10 +57,10 @@ class SlowNetwork:
         def late(message: bytes) -> bytes:
             self._wait(len(message), self.down_mbit)
             begin = time.monotonic()
-            said = answer(message)
+            reply = answer(message)
             time.sleep((self.compute - 1) * (time.monotonic() - begin))
-            self._wait(len(said), self.up_mbit)
-            return said
+            self._wait(len(reply), self.up_mbit)
+            return reply
 
         return late
 

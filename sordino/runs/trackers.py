@@ -207,9 +207,9 @@ class _Follower:
                 self.started = True
             hidden, real = step.setup.policy.hidden, step.setup.policy.real
             # an evaluator's numbers stay with the evaluator
-            told = shown(step.metrics, hidden) if real else step.metrics.to_json()
+            metrics = shown(step.metrics, hidden) if real else step.metrics.to_json()
             kept = {"round"} | (CROWD if hidden else set())
-            row = {name: value for name, value in numbers(told).items() if name not in kept}
+            row = {name: value for name, value in numbers(metrics).items() if name not in kept}
             self.tracker.round(row, step.round)
 
         if step.setup.policy.secret_cohort:  # a round's duration reveals how many were drawn, and trackers record times
@@ -263,5 +263,5 @@ def _promised(receipt: Receipt) -> dict[str, float]:
 
 def epsilon_name(row: Subject, status: Status, simulated: bool) -> str:
     """Name of an epsilon in a table of plain numbers: unit, neighbours, adversary and status are part of it."""
-    said = re.sub(r"\W+", "_", standing(status, simulated)).strip("_")
-    return "_".join(("epsilon", *dict(row.subject).values(), said))
+    suffix = re.sub(r"\W+", "_", standing(status, simulated)).strip("_")
+    return "_".join(("epsilon", *dict(row.subject).values(), suffix))

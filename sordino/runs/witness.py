@@ -155,7 +155,7 @@ class Witness:
 
     def _note(self, lines: Sequence[ReleasedOperation]) -> bool:
         """Append releases to the record; False where another process is writing to it for the same run."""
-        told = [json.dumps(line.to_json()) for line in lines]
+        texts = [json.dumps(line.to_json()) for line in lines]
         self.noted |= {line.op: line.place for line in lines}
         try:
             if new := not os.path.exists(self.place):
@@ -164,12 +164,12 @@ class Witness:
                 self._length = 0
                 self.place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self.place.touch(0o600)
-            for line in told:
+            for line in texts:
                 append_line(self.place, line, 0o600)
             sync(self.place)
             for above in list(self.place.parents)[:3] if new else ():
                 sync(above)
-            self._length += sum(len(line) + 1 for line in told)  # JSON as it is written here is ASCII
+            self._length += sum(len(line) + 1 for line in texts)  # JSON as it is written here is ASCII
             return self.place.stat().st_size == self._length
         except OSError:
             _tell(self.folder, UNWRITABLE)
@@ -198,13 +198,15 @@ def _whole(file: Path) -> int:
 
 def needed(setup: PlannedPhase) -> bool:
     """True for a run with real noise: its noise must not be drawn twice, so its releases are recorded."""
-    told = (claim for phase in setup.whole.phases for claim in phase.priced.promises)
-    return setup.policy.real and (setup.promising.offer is not None or any(draws_afresh(claim.event) for claim in told))
+    promises = (claim for phase in setup.whole.phases for claim in phase.priced.promises)
+    return setup.policy.real and (
+        setup.promising.offer is not None or any(draws_afresh(claim.event) for claim in promises)
+    )
 
 
 def _tell(folder: Path, why: str) -> None:
     """Records for the receipt why a run has no witness (a record of its releases outside the folder)."""
     mine = RunFolder(folder)
     if mine.environment.unwitnessed != why:
-        told = mine.environment.beside(unwitnessed=why)
-        atomic_write(mine.environment_file, json.dumps(told.to_json(), indent=2).encode())
+        environment = mine.environment.beside(unwitnessed=why)
+        atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())

@@ -138,12 +138,12 @@ class RoundRobinPeer(Cohort):
     def warnings(self, rounds: int, population: int) -> list[str]:
         never, over = list(self.actual(rounds, population)).count(0), self.overspend(rounds, population)
         size, share = self._size(population), self.fraction * population
-        said = {
+        remarks = {
             f"a round has {size} of {population} clients, as published: {share:g} is cut": abs(size - share) > 1e-9,
             f"the busiest client is drawn for {over:.3f} of its budget: what is above 1 it abstains": over > 1 + 1e-9,
             f"{never} of {population} clients never take part": never > 0,
         }
-        return [remark for remark, true in said.items() if true]
+        return [remark for remark, true in remarks.items() if true]
 
     def _blocks(self, population: int) -> int:
         return min(int(1 / self.fraction), population // self._size(population))

@@ -174,35 +174,35 @@ class Invited(Fact, extra="forbid"):
 class Invitation:
     """Invitation of a site to a run, parsed."""
 
-    told: Invited
+    fields: Invited
 
     @cached_property
     def experiment(self) -> Experiment:
         """Experiment of the run. Of `[engine]` only the settings that change numbers are taken; all others are up to
         this machine.
         """
-        told = config.load(tomllib.loads(self.told.experiment))
-        engine = Engine(executor=told.engine.executor, precision=told.engine.precision)
-        return told.model_copy(update={"engine": engine})
+        whole = config.load(tomllib.loads(self.fields.experiment))
+        engine = Engine(executor=whole.engine.executor, precision=whole.engine.precision)
+        return whole.model_copy(update={"engine": engine})
 
     @cached_property
     def agreement(self) -> SitesAgreement:
-        return read_toml(self.told.agreement, "the agreement in the invitation")
+        return read_toml(self.fields.agreement, "the agreement in the invitation")
 
     @property
     def server_key(self) -> Ed25519PublicKey:
-        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.told.server_key))
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.fields.server_key))
 
     @property
     def declared(self) -> TableSchema | None:
-        return schema.parsed(self.told.table_schema) if self.told.table_schema else None
+        return schema.parsed(self.fields.table_schema) if self.fields.table_schema else None
 
     def signer(self, name: str, config: str, identity: Ed25519PrivateKey) -> Signer:
         """Signing identity of an invited side; `config`: digest of the experiment with that side's own settings."""
-        return Signer(name, self.told.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
+        return Signer(name, self.fields.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
 
     def toml(self) -> str:
-        return tomli_w.dumps(self.told.to_json(), multiline_strings=True)
+        return tomli_w.dumps(self.fields.to_json(), multiline_strings=True)
 
 
 def invite(
@@ -240,9 +240,9 @@ def read_invitation(path: Path, with_code: bool = False) -> Invitation:
 def parsed_invitation(text: bytes, with_code: bool, name: str = "what the server sends") -> Invitation:
     """Parse and check the text of an invitation. `with_code`: it may name user-defined classes, which then run here."""
     try:
-        told = Invited.model_validate_json(json.dumps(tomllib.loads(text.decode())))
-        found = Invitation(told)
-        _check_text(name, tomllib.loads(told.experiment), told, with_code)
+        fields = Invited.model_validate_json(json.dumps(tomllib.loads(text.decode())))
+        found = Invitation(fields)
+        _check_text(name, tomllib.loads(fields.experiment), fields, with_code)
         _ = found.server_key, found.experiment, found.declared, found.agreement
     except (UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise _no_invitation(name, error) from None
@@ -258,7 +258,7 @@ def _no_invitation(name: str, error: Exception) -> ConfigError:
     )
 
 
-def _check_text(path: str, experiment: dict[str, Any], told: Invited, with_code: bool) -> None:
+def _check_text(path: str, experiment: dict[str, Any], fields: Invited, with_code: bool) -> None:
     """Refuse an experiment that would run a program on this machine, or read one of its files."""
     if not with_code and (named := sorted(set(user_code.named(experiment)))):
         raise ConfigError(
@@ -269,7 +269,7 @@ def _check_text(path: str, experiment: dict[str, Any], told: Invited, with_code:
         )
     data = experiment.get("data")
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema not in (None, LEARNED) and not told.table_schema:
+    if schema not in (None, LEARNED) and not fields.table_schema:
         raise ConfigError(
             f"{path} names the file {schema!r} as the schema of the table, but does not contain it",
             why="the file of that name on this machine may differ from the server's",

@@ -63,10 +63,10 @@ def seconds(text: str) -> float:
     >>> seconds("10m"), seconds("1.5h")
     (600.0, 5400.0)
     """
-    told = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
-    if told is None or not float(told[1]):
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
+    if match is None or not float(match[1]):
         raise typer.BadParameter(f"{text!r} is not a time: write 30s, 10m or 2h")
-    return float(told[1]) * UNITS[told[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 def announce(
@@ -324,20 +324,20 @@ def _failures(console: Console) -> Callable[[RunEvent], None]:
 
 def _standing(console: Console) -> Callable[[Standing, str], None]:
     """Print changes of the connection to the server."""
-    last, note, since, told = "", _noting(console), 0.0, 0.0
+    last, note, since, reported = "", _noting(console), 0.0, 0.0
 
     def say(standing: Standing, why: str) -> None:
-        nonlocal last, since, told
+        nonlocal last, since, reported
         if standing == "late":  # of one answer: the site is as connected as before
             note(f"warning: an answer came too late: {why}")
             return
         text = "connected" if standing in ("waiting", "working") else f"{standing}{': ' + why if why else ''}"
         now = time.monotonic()
         if text != last:
-            last, since, told = text, now, now
+            last, since, reported = text, now, now
             note(text)
-        elif text != "connected" and now > told + UNITS["h"]:  # it tries without end, and reports once an hour
-            told = now
+        elif text != "connected" and now > reported + UNITS["h"]:  # it tries without end, and reports once an hour
+            reported = now
             note(f"{text} (for {(now - since) / UNITS['h']:.0f} h; it goes on trying)")
 
     return say

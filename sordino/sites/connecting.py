@@ -246,11 +246,11 @@ class LeavingRule:
     over: Callable[[], bool]  # true once the server has announced the end of the run
     stop: Callable[[], bool]  # true where somebody wants to stop
     say: Says
-    told: bool = False  # true: an earlier process had learned of the end of the run
+    ended_before: bool = False  # true: an earlier process had learned of the end of the run
     _gone: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._until = time.monotonic() + PARTING if self.told else math.inf
+        self._until = time.monotonic() + PARTING if self.ended_before else math.inf
 
     def heard(self, standing: Standing, why: str) -> None:
         """Records a change of the connection to the server."""
@@ -258,7 +258,7 @@ class LeavingRule:
             self.say(standing, why)
             return
         cut_off = standing not in ("working", "waiting")
-        self._gone = (self.over() and standing != "working") or (self.told and cut_off)
+        self._gone = (self.over() and standing != "working") or (self.ended_before and cut_off)
         self.say(standing, why)
 
     def __call__(self) -> bool:
@@ -321,10 +321,10 @@ def attend_for(
 ) -> None:
     """Answers the messages of a server until it is time to leave; raises an error where the folder here is an older
     copy, behind a ledger head that this side has signed. `most`: longest message that is accepted, in bytes."""
-    head, run = attendant.head, invitation.told.run
+    head, run = attendant.head, invitation.fields.run
     leave = LeavingRule(lambda: attendant.over, lambda: stop() or head.behind is not None, say, attendant.was_over)
     tls = None if options.certificates is None else of_site(options.certificates, name)
-    address = options.address or invitation.told.server
+    address = options.address or invitation.fields.server
     sign = lambda ticket: options.identity.sign(claim(run, name, ticket))  # noqa: E731
     attend(address, name, attendant.answer, leave, tls, most, sign, leave.heard)
     if head.behind is not None:

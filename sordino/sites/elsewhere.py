@@ -101,7 +101,7 @@ class NodesCarrier(Carrier):
         """
         self.starts_anew = nodes.starts_anew
         self._nodes, self._most, self._keys, self._note = nodes, most + BESIDE, keys, note
-        self._run, self._invitation = invitation.told.run, invitation.toml().encode()
+        self._run, self._invitation = invitation.fields.run, invitation.toml().encode()
         self._messages: dict[str, dict[int, Writes]] = {name: {} for name in names}  # unanswered, oldest first
         self._site_of: dict[Hashable, str] = {}  # by node that has proved it
         self._node_of: dict[str, Hashable] = {}  # the last that has
@@ -175,8 +175,8 @@ class NodesCarrier(Carrier):
             self._pauses[one.node] = time.monotonic() + AGAIN
             self._note(RunEvent(event="turned away", site=one.site, why=f"{error.what}: the log at the site says why"))
 
-    def _introduce(self, one: _Question, said: bytes, proof: bytes) -> None:
-        site = said.decode(errors="replace")[:64]
+    def _introduce(self, one: _Question, name: bytes, proof: bytes) -> None:
+        site = name.decode(errors="replace")[:64]
         try:
             if site not in self._messages:
                 raise KeyError
@@ -257,7 +257,7 @@ class SiteElsewhere:
             invitation, challenge, messages = unframed(question, 3)
             asked = self._proposed(invitation)
             if challenge:
-                text = claim(asked.invitation.told.run, asked.site, challenge)
+                text = claim(asked.invitation.fields.run, asked.site, challenge)
                 return framed([asked.site.encode(), asked.options.identity.sign(text)])
             answers = [self._member.answer(message) for message in [*each(messages)]]
             return framed(answers[-1:])
@@ -274,9 +274,9 @@ class SiteElsewhere:
     def _proposed(self, invitation: bytes) -> Proposed:
         """The run that the server invites to; refused where the invitation is not from the accepted server."""
         terms = self._terms
-        told = tomllib.loads(tomllib.loads(invitation.decode())["experiment"])
+        experiment = tomllib.loads(tomllib.loads(invitation.decode())["experiment"])
         # anybody can write an invitation: code that this site has not accepted is not imported in order to read it
-        known = {*user_code.named(told)} <= {*user_code.named(self._own.model_dump())}
+        known = {*user_code.named(experiment)} <= {*user_code.named(self._own.model_dump())}
         found = agreement_file.parsed_invitation(invitation, with_code=known)
         if found.server_key != public_key(Path(terms.server_key)):
             raise KeyMismatch(

@@ -65,8 +65,8 @@ class EventLog:
             with contextlib.suppress(OSError):
                 if self.real:
                     append_line(RunFolder(run.private).events_file, json.dumps(event.to_json()), 0o600)
-                if (told := shown(event, self.hidden) if self.real else event) is not None:
-                    append_line(run.events_file, json.dumps(told.to_json()))
+                if (public := shown(event, self.hidden) if self.real else event) is not None:
+                    append_line(run.events_file, json.dumps(public.to_json()))
             self.hears(event)
 
     def _bounded(self, event: RunEvent) -> RunEvent | None:

@@ -186,7 +186,7 @@ class Rpc(Carrier):
 
     # calls ------------------------------------------------------------------------------------------------------------
 
-    def _fetch(self, said: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
+    def _fetch(self, sent: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
         """Delivers the oldest unanswered message to a site that asks for it, and keeps the call open until it is
         answered.
         """
@@ -194,7 +194,7 @@ class Rpc(Carrier):
         with self._silence(site, call, grpc_line.FETCH):
             yield challenge
             try:
-                proof = next(said, b"")
+                proof = next(sent, b"")
             except grpc_line.package().RpcError:  # it was cut off
                 return
         if not self._proves(site, challenge, proof):

@@ -190,13 +190,13 @@ def _opened(path: Path) -> tuple[KeysFile, dict[str, Ed25519PublicKey]]:
 
 
 def _store(path: Path, listed: KeysFile) -> None:
-    told = {
+    values = {
         "sites": listed.sites,
         "revoked": {
             name: [{"key": old.key, "date": old.date} for old in several] for name, several in listed.revoked.items()
         },
     }
-    atomic_write(path, (TITLE + tomli_w.dumps(told)).encode())
+    atomic_write(path, (TITLE + tomli_w.dumps(values)).encode())
 
 
 def _unreadable(path: Path, why: str) -> ConfigError:

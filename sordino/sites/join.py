@@ -93,14 +93,14 @@ class Proposed:
         """Experiment with this site's own settings, such as the path of its data."""
         experiment = settled(self.invitation.experiment, self.options.rehearsal)
         own: dict[str, object] = {"path": str(self.options.data)}
-        if self.invitation.told.table_schema:
+        if self.invitation.fields.table_schema:
             own["schema"] = str(self.folder / "schema.toml")
         return experiment.model_copy(update={"data": experiment.data.model_copy(update=own)})
 
     @cached_property
     def whole(self) -> RunSetup:
-        told = self.invitation
-        return RunSetup(self.experiment, told.agreement.public(self.experiment, told.declared))
+        invitation = self.invitation
+        return RunSetup(self.experiment, invitation.agreement.public(self.experiment, invitation.declared))
 
     @cached_property
     def data(self) -> OwnData:
@@ -110,7 +110,7 @@ class Proposed:
 
     @property
     def folder(self) -> Path:
-        return self.options.folder_in(self.invitation.told.run, self.options.name)
+        return self.options.folder_in(self.invitation.fields.run, self.options.name)
 
     @cached_property
     def guarantees(self) -> list[Guarantee]:
@@ -247,19 +247,19 @@ def answers_key(asked: Proposed) -> bytes:
     was accepted: in place of a lost folder, another one draws the same answers, since second ones would be unpaid.
     """
     invitation = asked.invitation
-    accepted = "/".join((invitation.told.run, invitation.experiment.digest(), invitation.agreement.digest))
+    accepted = "/".join((invitation.fields.run, invitation.experiment.digest(), invitation.agreement.digest))
     return hmac.digest(asked.options.identity.private_bytes_raw(), f"sordino answers/{accepted}".encode(), "sha256")
 
 
 def _found(asked: Proposed, whole: RunSetup, data: OwnData) -> None:
-    told, agreed = asked.invitation.told, asked.invitation.agreement
+    fields, agreed = asked.invitation.fields, asked.invitation.agreement
     scores = asked.options.shares_scores
-    environment = environment_of(whole.experiment, run=told.run)
+    environment = environment_of(whole.experiment, run=fields.run)
     environment = environment.beside(site=asked.site, clients=(asked.client,), shares_scores=scores)
     more = {
         AGREEMENT: agreed.toml(),
         INVITATION: asked.invitation.toml(),
-        **({"schema.toml": told.table_schema} if told.table_schema else {}),
+        **({"schema.toml": fields.table_schema} if fields.table_schema else {}),
     }
     agreement = whole.agreement(data.commitment)
     create_folder(asked.folder, whole.phases[-1], agreement, environment, b"", more=more, secret=answers_key(asked))
@@ -267,7 +267,7 @@ def _found(asked: Proposed, whole: RunSetup, data: OwnData) -> None:
 
 def _check_first(asked: Proposed) -> None:
     """Refuse to join a run a second time: another folder would have a ledger that knows nothing of what was spent."""
-    run, needs = asked.invitation.told.run, needed(asked.whole.phases[-1])
+    run, needs = asked.invitation.fields.run, needed(asked.whole.phases[-1])
     if needs and not asked.options.moved and os.path.exists(place_for(run, asked.site)):
         raise LedgerError(
             f"{asked.site} has joined this run before, in another folder than {asked.folder}",
@@ -285,10 +285,10 @@ def _check_same(asked: Proposed) -> None:
     before, now = agreement_file.read_invitation(asked.folder / INVITATION, with_code=True), asked.invitation
     mine = RunFolder(asked.folder).environment
     for what, there, here in (
-        ("run", before.told.run, now.told.run),
+        ("run", before.fields.run, now.fields.run),
         ("experiment", before.experiment.digest(), now.experiment.digest()),
         ("agreement", before.agreement.digest, now.agreement.digest),
-        ("key of the server", before.told.server_key, now.told.server_key),
+        ("key of the server", before.fields.server_key, now.fields.server_key),
         ("client", mine.clients, (asked.client,)),
         ("answer to whether it shares scores", mine.shares_scores, asked.options.shares_scores),
     ):
@@ -306,16 +306,16 @@ PROVES_NOTHING = "whose published size proves nothing"
 
 def plan(console: Console, asked: Proposed) -> None:
     """Print the plan, worked out at this site from the experiment and the agreement in the invitation."""
-    told, whole, rows = asked.invitation.told, asked.whole, asked.guarantees
-    console.print(f"[bold]{foreign(asked.options.name)}[/bold] is asked to take part in run {told.run}.")
+    fields, whole, rows = asked.invitation.fields, asked.whole, asked.guarantees
+    console.print(f"[bold]{foreign(asked.options.name)}[/bold] is asked to take part in run {fields.run}.")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    address = "".join((asked.options.address or told.server).split())  # without blanks it cannot fake a fingerprint
-    for name, said in (
+    address = "".join((asked.options.address or fields.server).split())  # without blanks it cannot fake a fingerprint
+    for name, value in (
         ("server", f"{address}, with the key {fingerprint(asked.invitation.server_key)}"),
         ("method", ", then ".join(_method(phase) for phase in whole.phases)),
         ("clients", f"{len(whole.public.sizes)} of {len(asked.invitation.agreement.sites)} sites"),
     ):
-        table.add_row(f"[dim]{name}[/dim]", foreign(said))
+        table.add_row(f"[dim]{name}[/dim]", foreign(value))
     console.print(table)
     console.print("\n[bold]What leaves this site[/bold]")
     for phase in whole.phases:

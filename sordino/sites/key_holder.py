@@ -82,13 +82,13 @@ class KeyHolder(Responder):
     def head(self) -> SignedHead:
         return SignedHead(self.signer, lambda: self.place, self._check_returned)
 
-    def _check_returned(self, told: str) -> None:
+    def _check_returned(self, position: str) -> None:
         """Refuses to go on where this key holder has signed a ledger head that names a sum unknown to its folder, which
         is then an older copy.
         """
-        if not told:
+        if not position:
             return
-        signed = LedgerPosition.parse(told)
+        signed = LedgerPosition.parse(position)
         if signed.length > len(self._opened) or signed.head not in self._opened.values():
             raise LedgerError(
                 f"this key holder has opened {signed.length} sums of this run, and its folder knows of "
@@ -197,7 +197,7 @@ def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Cal
     agreed = invitation.agreement
     experiment = settled(invitation.experiment, options.rehearsal)
     whole = RunSetup(experiment, agreed.public(experiment, invitation.declared))
-    folder = options.folder_in(invitation.told.run, HOLDER)
+    folder = options.folder_in(invitation.fields.run, HOLDER)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with RunFolder(folder).locked():  # two of them would open two sums of one round
         holder = KeyHolder(folder, whole, invitation.signer(HOLDER, experiment.digest(), options.identity), note)

@@ -64,11 +64,11 @@ class Membership(Responder, RequestPolicy):
     key_digest: str = ""  # digest of the key holder's public key, from the holder itself
     moved: bool = False  # true: this folder has taken the place of the one that joined
     note: Callable[[RunEvent], None] = lambda event: None
-    _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that are already in metrics.jsonl
+    _logged: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that are already in metrics.jsonl
 
     def __post_init__(self) -> None:
         mine = self._mine
-        self._told = {(row.phase, row.round) for row in (*mine.metrics(), *mine.prepared())}
+        self._logged = {(row.phase, row.round) for row in (*mine.metrics(), *mine.prepared())}
         self.accounts.reserve_all()
 
     @property
@@ -181,8 +181,8 @@ class Membership(Responder, RequestPolicy):
         assert isinstance(asked.command, Round)
         setup, many, t = self.whole.phases[asked.stage], len(asked.command.terms), asked.command.t + 1
         self.note(RunEvent(event="answered", phase=setup.phase, round=t))
-        if (setup.phase, t) not in self._told:
-            self._told.add((setup.phase, t))
+        if (setup.phase, t) not in self._logged:
+            self._logged.add((setup.phase, t))
             down = setup.algorithm.broadcast(setup.state("server"))
             row = RoundRow(
                 phase=setup.phase,

@@ -55,10 +55,10 @@ class OwnData:
         held.check()
         public, own = held.public, held.source.own
         # all rows here belong to one client, so there is no partition to assume anything about
-        assumed = tuple(said for said in public.assumed if said not in (DEALT, PARTITION))
+        assumed = tuple(sentence for sentence in public.assumed if sentence not in (DEALT, PARTITION))
         reach = None if own is None else own.reach
-        told = Announced(**public.about | {"assumed": assumed}, declared=self.declared, reach=reach)
-        return SitesAgreement(format=FORMAT, data=told, clients=(client,))
+        announced = Announced(**public.about | {"assumed": assumed}, declared=self.declared, reach=reach)
+        return SitesAgreement(format=FORMAT, data=announced, clients=(client,))
 
     @property
     def declared(self) -> str:

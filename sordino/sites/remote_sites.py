@@ -49,7 +49,7 @@ class RemoteSites(Sites):
     _rounds: dict[int, int] = field(default_factory=dict)  # by ticket: the round it asks for, unless refused
     _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
     _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
-    _told: tuple[str, float] = ("", 0.0)  # last log text on a waiting round, and its time
+    _logged: tuple[str, float] = ("", 0.0)  # last log text on a waiting round, and its time
     _there: int = 0  # bytes of the last message to a site in a round
     _back: int = 0  # bytes of the messages in the longest answer
     _stop: float = FOREVER  # when a round ends without silent sites, after a stop was requested
@@ -60,7 +60,7 @@ class RemoteSites(Sites):
         """Wait until as many clients can be reached as a round needs; before the first round for all of them, but no
         longer than the timeout of a round once there are enough.
         """
-        first, told = not self._gathered, -1
+        first, last_count = not self._gathered, -1
         until = time.monotonic() + (self.patience.timeout if first else 0.0)
         while True:
             for peer in self.members:
@@ -68,9 +68,9 @@ class RemoteSites(Sites):
             here = [peer for peer in self.members if peer in self._ready and self._free(peer)]
             many = sum(len(self.members[peer]) for peer in here)
             everybody = len(self._ready | self._refusing.keys()) == len(self.members)
-            if len(here) != told and (first or many < self.patience.minimum):
-                told = len(here)
-                self.note(RunEvent(event="gathering", count=told, of=len(self.members)))
+            if len(here) != last_count and (first or many < self.patience.minimum):
+                last_count = len(here)
+                self.note(RunEvent(event="gathering", count=last_count, of=len(self.members)))
             if many >= max(1, self.patience.minimum) and (time.monotonic() >= until or everybody):
                 break
             if self.stopped():
@@ -81,16 +81,16 @@ class RemoteSites(Sites):
     def part(self, message: bytes | None) -> None:
         """Tell every site that the run is over. Waits for the sites of the last round, at most `PARTING` seconds; after
         a restart for all sites, at most the timeout of a round."""
-        command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
+        command, bodies, informed = End(int(message is not None)), [] if message is None else [message], set[str]()
         awaited = self._here if self._gathered else self.members.keys()
         until = time.monotonic() + min(PARTING if self._gathered else FOREVER, self.patience.timeout)
         with suppress(KeyboardInterrupt):  # the run is over, so a stop does no harm
             while True:
-                here = [peer for peer in self.members if peer not in told and self._free(peer)]
+                here = [peer for peer in self.members if peer not in informed and self._free(peer)]
                 self._idle = True
                 self.exchange(dict.fromkeys(here, (command, bodies)), seconds=max(SOON, until - time.monotonic()))
-                told.update(here)
-                if told >= awaited or self.stopped() or time.monotonic() >= until:
+                informed.update(here)
+                if informed >= awaited or self.stopped() or time.monotonic() >= until:
                     return
                 self._wait(min(until, time.monotonic() + SOON))
 
@@ -161,26 +161,26 @@ class RemoteSites(Sites):
         if self.stopped() and not enough:
             raise KeyboardInterrupt
         how: What = "waiting" if not enough else "closing" if self._stop < FOREVER else "deadline"
-        if self._told[0] == how and time.monotonic() < self._told[1] + self.patience.timeout:
+        if self._logged[0] == how and time.monotonic() < self._logged[1] + self.patience.timeout:
             return enough
-        self._told = how, time.monotonic()
+        self._logged = how, time.monotonic()
         late = tuple(sorted({out.peer for out in self._out.values() if out.peer in self._ready}))
         gone = tuple(peer for peer in late if peer in self.carrier.shut_out())
-        told = RunEvent(event=how, sites=late, revoked=gone, round=t + 1, count=there, of=asked, why=self._slow(late))
-        self.note(told if enough else told.beside(needed=self.patience.minimum))
+        event = RunEvent(event=how, sites=late, revoked=gone, round=t + 1, count=there, of=asked, why=self._slow(late))
+        self.note(event if enough else event.beside(needed=self.patience.minimum))
         return enough
 
     def _slow(self, late: Sequence[str]) -> str:
         """Text on silent sites whose measured connection is too slow for the deadline."""
-        told = []
+        reasons = []
         for peer in late:
             rate, many = self.carrier.rate(peer), self._there + self._back
             if rate and many / rate > self.patience.timeout:
-                told.append(
+                reasons.append(
                     f"the line of {peer} carries {rate / 1e3:.3g} kB/s, and {many / 1e6:.3g} MB there and back need "
                     f"{many / rate:.0f} s: the deadline of {self.patience.timeout:g} s is too short for it"
                 )
-        return "; ".join(told)
+        return "; ".join(reasons)
 
     def _due(self, until: float) -> float:
         """End of a wait. After a stop was requested, rounds that can be repeated end within `LEAVE` seconds, since
@@ -233,7 +233,7 @@ class RemoteSites(Sites):
         self._out.clear()
         self._rounds.clear()
         self._first.clear()
-        self._asked, self._asked_at, self._told, self._idle = {}, {}, ("", 0.0), False
+        self._asked, self._asked_at, self._logged, self._idle = {}, {}, ("", 0.0), False
 
     def named(self, peer: str) -> str:
         return peer

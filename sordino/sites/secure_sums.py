@@ -229,15 +229,15 @@ class EncryptedSites(RemoteSites):
 
     def gather(self) -> None:
         """Waits for the key holder first: without it no sum of this round would be decrypted."""
-        told = False
+        warned = False
         while not (HOLDER in self._ready and self._free(HOLDER)):
             if self.stopped():
                 raise KeyboardInterrupt
             self._introduce(HOLDER)
             self._wait(time.monotonic() + SOON)
-            if HOLDER not in self._ready and not told:
+            if HOLDER not in self._ready and not warned:
                 self.note(RunEvent(event="missing", site=HOLDER))
-                told = True
+                warned = True
         super().gather()
 
     def _among(self, terms: Mapping[int, Terms]) -> int:

@@ -176,8 +176,8 @@ class SitesEvaluation:
         if {*asked} != {PLAIN}:  # no site reports scores of its personalised models
             return Scores()
         names = self.models or tuple(held)[:1]
-        told, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
-        found = {k: row for k, row in told.items() if len(row) == numbers and all(map(math.isfinite, row))}
+        scores, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
+        found = {k: row for k, row in scores.items() if len(row) == numbers and all(map(math.isfinite, row))}
         if not found:  # no site shares scores
             return Scores()
         rows = [np.arange(c.tested if k in found else 0) for k, c in enumerate(self.backend.agreed.clients)]
@@ -198,8 +198,8 @@ def _keep_signed(file: Path, newest: SignedHeads) -> None:
     drawn from a hidden cohort.
     """
     if file.parent.is_dir():  # where noise is real
-        told = {site: [many, head.hex()] for site, (many, head) in newest.items()}
-        atomic_write(file, json.dumps(told).encode(), private=True)
+        positions = {site: [many, head.hex()] for site, (many, head) in newest.items()}
+        atomic_write(file, json.dumps(positions).encode(), private=True)
 
 
 # arguments: invitation, names of all sites, longest message in bytes, keys of the allowed sites, event log

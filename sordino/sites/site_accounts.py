@@ -134,13 +134,13 @@ class SiteAccounts:
         newest = self._witness.newest or self.training.ledger.place()
         return str(LedgerPosition(len(self._answered), newest.head))
 
-    def check_returned(self, told: str) -> None:
+    def check_returned(self, position: str) -> None:
         """Refuses to go on with a folder that is an older copy, behind a ledger head that this site has signed and the
         server has kept.
         """
-        if self._witness is None or not told:
+        if self._witness is None or not position:
             return
-        signed = LedgerPosition.parse(told)
+        signed = LedgerPosition.parse(position)
         answered = len(self._answered)
         knows = self.training.ledger.descends_from(signed.head) or self._witness.has_seen(signed.head)
         if signed.length > answered or not knows:
@@ -297,11 +297,11 @@ class SiteAccounts:
             code="terms-beyond-plan",
         )
 
-    def _check_server(self, told: str) -> None:
-        """Refuses a server whose ledger was replaced by an older copy. `told`: number and hash of its last record; a
-        ledger only grows, so the number may not be smaller than before, nor the hash another one at the same number."""
+    def _check_server(self, position: str) -> None:
+        """Refuses a server whose ledger was replaced by an older copy. `position`: number and hash of its last record.
+        A ledger only grows: no smaller number than before may come, and no other hash at the same number."""
         try:
-            now = LedgerPosition.parse(told)
+            now = LedgerPosition.parse(position)
         except ValueError:
             raise UnsoundGuarantee(
                 "the server does not state the head of its ledger",

@@ -160,8 +160,8 @@ def _inside(cell: CellType) -> tuple[object, ...]:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    told = vars(kind).get("__slots__", ())
-    return (told,) if isinstance(told, str) else tuple(name for name in told if not name.startswith("__"))
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(name for name in slots if not name.startswith("__"))
 
 
 def _checksum(value: Tensor) -> object:

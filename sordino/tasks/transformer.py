@@ -29,10 +29,10 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
-        asked, known, told = self.attention(self.norm(x)).view(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        asked, known, values = self.attention(self.norm(x)).view(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         fit = (asked @ known.mT / (width // self.heads) ** 0.5).masked_fill(later, float("-inf"))
-        x = x + self.joined((fit.softmax(-1) @ told).transpose(1, 2).reshape(n, length, width))
+        x = x + self.joined((fit.softmax(-1) @ values).transpose(1, 2).reshape(n, length, width))
         out: Tensor = x + self.narrow(F.gelu(self.wide(self.norm_after(x))))
         return out
 

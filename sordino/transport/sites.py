@@ -57,7 +57,7 @@ class Sites(Executor):
     stage: int
     members: Mapping[str, Sequence[int]]  # the clients of each site
     header: Callable[[int], wire.Header]  # of the broadcast of a round
-    told: Callable[[Any, int], Any] | None = None  # the part of the broadcast for one client; None: all get the same
+    per_client: Callable[[Any, int], Any] | None = None  # a client's part of the broadcast; None: all get the same
     patience: Patience = Patience()
     most: int | None = None  # clients that one message may ask; None: all of a site
     _out: dict[int, _OpenMessage] = field(default_factory=dict)  # by ticket
@@ -209,7 +209,7 @@ class Sites(Executor):
     def _ask_these(
         self, t: int, down: Tree, terms: Mapping[int, Terms], asked: Mapping[str, Sequence[int]]
     ) -> dict[int, int]:
-        shared = None if self.told is not None else wire.encode(self.header(t), down)
+        shared = None if self.per_client is not None else wire.encode(self.header(t), down)
         digest = digest_of([shared]) if shared is not None and self.signer.key is not None else ""  # once for all
         of: dict[int, int] = {}
         for peer, clients in asked.items():
@@ -239,8 +239,8 @@ class Sites(Executor):
         """One message for each client, without anything that is meant for another. They are encoded when they are sent:
         those of all clients together may be many models.
         """
-        assert self.told is not None
-        parts = [self.told(down, k) for k in clients]
+        assert self.per_client is not None
+        parts = [self.per_client(down, k) for k in clients]
         return lambda: [wire.encode(self.header(t), part) for part in parts]
 
     def _free(self, peer: str) -> bool:
@@ -266,8 +266,8 @@ class Sites(Executor):
         self, peer: str, command: Command, bodies: Bodies, ledger: str = "", digest: str = ""
     ) -> Callable[[], bytes]:
         """Function that writes the message to a site, called each time that the message is delivered."""
-        told, make = asdict(command), bodies if callable(bodies) else lambda: bodies
-        return lambda: self.signer.write(peer, self.stage, told, make(), ledger, digest)
+        fields, make = asdict(command), bodies if callable(bodies) else lambda: bodies
+        return lambda: self.signer.write(peer, self.stage, fields, make(), ledger, digest)
 
     def _wait(self, until: float) -> None:
         """Takes in the next answers, waiting at most until `until`; sends refused messages again when it is time, and
@@ -340,9 +340,9 @@ def _parts(clients: Sequence[int], most: int | None) -> Iterator[Sequence[int]]:
 
 def _scores(peer: str, bodies: Sequence[memoryview], clients: Sequence[int]) -> Scores:
     try:
-        told = _SCORES.validate_python(read_names_once(b"".join(map(bytes, bodies)).decode()))
-        if not told.keys() <= set(clients):
+        scores = _SCORES.validate_python(read_names_once(b"".join(map(bytes, bodies)).decode()))
+        if not scores.keys() <= set(clients):
             raise ValueError("it scores clients of other sites")
     except (ValueError, RecursionError, ValidationError) as error:
         raise WireError(f"the scores of {peer} cannot be read", why=str(error)[:300], code="no-scores") from None
-    return told
+    return scores

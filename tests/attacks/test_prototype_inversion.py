@@ -70,7 +70,7 @@ def test_prototypes_of_a_preparation_are_drawn() -> None:
     table = RUN | {"model": {"name": "mlp"}, "data": data, "partition": parts, "algorithm": algorithm}
     found = assault(config.validate(table), names=("linear_map",), asked=AttackSettings(images=1)).found[0]
     assert found.verdict == "reached"
-    assert [one.told for one in found.pictures] == [
+    assert [one.caption for one in found.pictures] == [
         "nearest original",
         "reconstruction",
         "guess: the mean of the class",

@@ -260,7 +260,7 @@ def through(leaves: list[Matrix]) -> list[Matrix]:
     frame = fork.heard()
     fork.end()
     assert isinstance(frame, ProcessMessage)
-    return whole(frame.told["made"], iter(frame.tensors))
+    return whole(frame.values["made"], iter(frame.tensors))
 
 
 @pytest.mark.one_fast

@@ -80,7 +80,7 @@ ADAPTED = [
     one(
         "a header is believed",
         "adapters/private_uplink.py",
-        "if (told, kind) != (shape, dtype) or len(data) != start",
+        "if (found_shape, kind) != (shape, dtype) or len(data) != start",
         "if len(data) != start",
         f"{DECLARED}::test_a_thousand_malformed_models_are_a_thousand_refusals",
     ),

@@ -70,7 +70,7 @@ COUNTED_OR_NOT = [
     one(
         "a site believes the rates of a server",
         "privacy/uplink/stages.py",
-        "if not all(least <= number <= most for number in told):",
+        "if not all(least <= number <= most for number in numbers):",
         "if False:",
         f"{COMPRESSION}::test_the_bound_holds_at_every_rate_that_may_come_with_a_model",
     ),
@@ -140,8 +140,8 @@ COUNTED_OR_NOT = [
     one(
         "the line of a promise says nothing of a simulation",
         "accounting/words.py",
-        "return said + standing(row.status, simulated)",
-        "return said + row.status",
+        "return text + standing(row.status, simulated)",
+        "return text + row.status",
         "tests/report/test_run_page.py::test_the_promise_in_a_list_names_what_holds_and_what_does_not",
     ),
     one(
@@ -161,7 +161,7 @@ COUNTED_OR_NOT = [
     one(
         "a person may have more rows than are counted",
         "data/columns.py",
-        "if rows > said.rows:",
+        "if rows > column.rows:",
         "if False:",
         "tests/runs/test_people.py::test_more_rows_of_one_person_than_are_declared_are_refused",
     ),

@@ -72,7 +72,7 @@ DEPLOYED = [
     one(
         "who comes at the last moment is not told the end",
         "sites/remote_sites.py",
-        "if told >= awaited or self.stopped()",
+        "if informed >= awaited or self.stopped()",
         "if True or self.stopped()",
         f"{REMOTE}::test_everybody_is_told_the_end_and_nobody_is_waited_for_without_end",
     ),
@@ -163,7 +163,7 @@ DEPLOYED = [
     one(
         "who was told the end waits for a server that is gone",
         "sites/connecting.py",
-        " or (self.told and cut_off)",
+        " or (self.ended_before and cut_off)",
         "",
         "tests/sites/test_joining.py::test_a_site_that_was_told_the_end_does_not_wait_for_a_server_that_is_gone",
     ),

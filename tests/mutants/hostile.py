@@ -163,7 +163,7 @@ HOSTILE = [
         "planning/accounts.py",
         (
             (
-                "        if not any(draws_afresh(claim.event) for group in told.releases for claim in claims_in(group)):",
+                "        if not any(draws_afresh(claim.event) for group in parsed.releases for claim in claims_in(group)):",
                 "        if True:",
             ),
             ("            if now.draws and not first:", "            if False:"),
@@ -188,7 +188,7 @@ HOSTILE = [
     one(
         "an edited experiment goes on",
         "runs/run.py",
-        "if any(each != now for each in said):",
+        "if any(each != now for each in pairs):",
         "if False:",
         f"{BINDING}::test_a_simulation_does_not_become_real_by_one_word",
     ),
@@ -224,8 +224,8 @@ HOSTILE = [
     one(
         "trackers are told everything",
         "runs/trackers.py",
-        "told = shown(step.metrics, hidden) if real else step.metrics",
-        "told = step.metrics",
+        "metrics = shown(step.metrics, hidden) if real else step.metrics",
+        "metrics = step.metrics",
         ONE_TELLS,
     ),
     one(
@@ -254,7 +254,7 @@ HOSTILE = [
     one(
         "the plan is not made again",
         "planning/accounts.py",
-        '                if charged and json.loads(note(asked.groups))["releases"] == told.releases:',
+        '                if charged and json.loads(note(asked.groups))["releases"] == parsed.releases:',
         "                if True:",
         f"{BINDING}::test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans",
     ),
@@ -318,7 +318,7 @@ HOSTILE = [
     one(
         "what each client is told goes to all",
         "transport/sites.py",
-        "[self.told(down, k) for k in clients]",
+        "[self.per_client(down, k) for k in clients]",
         "[down for k in clients]",
         "tests/transport/test_pipes.py::test_what_one_client_is_told_goes_to_it_alone",
     ),
@@ -333,7 +333,7 @@ HOSTILE = [
     one(
         "classes of the labels that are there",
         "data/columns.py",
-        "else said[labels[0]].words",
+        "else columns[labels[0]].words",
         "else tuple(sorted(set(texts(held.columns[labels[0]]))))",
         f"{NEIGHBOURING_TABLES}::test_a_learned_table_tells_one_row_from_another",
         f"{NEIGHBOURING_TABLES}::test_neighbouring_tables_teach_the_same_before_the_noise",

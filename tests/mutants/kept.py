@@ -196,8 +196,8 @@ KEPT = [
     one(
         "an edited receipt is shown",
         "receipts/newest.py",
-        "(said,)).fetchone():",
-        "(said,)).fetchone() or (0,):",
+        "(text,)).fetchone():",
+        "(text,)).fetchone() or (0,):",
         f"{DAMAGED}[privacy.json-smaller-show-5-its ledger has sealed another one]",
     ),
     one(
@@ -310,7 +310,7 @@ KEPT = [
     one(
         "who could not pay counts as if it had taken part",
         "ledger/books.py",
-        "return canonical(told._asdict()) if self.refused else self.note",
+        "return canonical(parsed._asdict()) if self.refused else self.note",
         "return self.note",
         "tests/runs/test_shared_ledger.py::test_who_could_not_pay_loses_nothing",
     ),
@@ -324,7 +324,7 @@ KEPT = [
     one(
         "noise that no budget pays for is drawn again",
         "runs/witness.py",
-        "any(draws_afresh(claim.event) for claim in told)",
+        "any(draws_afresh(claim.event) for claim in promises)",
         "False",
         "tests/runs/test_witness.py::test_noise_that_no_budget_pays_for_is_not_drawn_again_either",
     ),

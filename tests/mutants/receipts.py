@@ -60,7 +60,7 @@ RECEIPTS = [
     one(
         "a signature of an envelope is not looked at",
         "receipts/signature.py",
-        "key.verify(bytes.fromhex(told[SIGNED]), signed_bytes(receipt))",
+        "key.verify(bytes.fromhex(values[SIGNED]), signed_bytes(receipt))",
         "pass",
         "tests/receipts/test_exports.py::test_an_envelope_of_what_does_not_hold_is_not_made",
     ),
@@ -158,7 +158,7 @@ RECEIPTS = [
     one(
         "noise of a seed passes for noise of the system",
         "receipts/verify.py",
-        "elif told.noise != noise:",
+        "elif parsed.noise != noise:",
         "elif False:",
         f"{VERIFY}::test_noise_that_is_not_that_of_the_experiment_is_named",
     ),

@@ -63,8 +63,8 @@ SECRET_ROWS = [
     one(
         "a gap makes unknown levels of those in all other rows of a file",
         "data/columns.py",
-        "place = _spelled(said.words)",
-        "place = {word: at for at, word in enumerate(said.words)}",
+        "place = _spelled(column.words)",
+        "place = {word: at for at, word in enumerate(column.words)}",
         GAP,
     ),
     one(
@@ -98,8 +98,8 @@ SECRET_ROWS = [
     one(
         "a split of images that one label moves",
         "runs/public_inputs.py",
-        "for said in self.drawn_from_labels if said in CHOSEN)",
-        "for said in ())",
+        "for sentence in self.drawn_from_labels if sentence in CHOSEN)",
+        "for sentence in ())",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
     ),
     one(
@@ -275,7 +275,7 @@ SECRET_ROWS = [
     one(
         "a canary in few releases is said to hide in loud noise",
         "audits/trained.py",
-        " * (told.weight / told.weight.max()).sqrt()",
+        " * (canaries.weight / canaries.weight.max()).sqrt()",
         "",
         "tests/audit/test_trained.py::test_a_canary_in_few_releases_shows_as_much_noise_as_one_in_all",
     ),

@@ -183,8 +183,8 @@ TOGETHER = [
     one(
         "a clean process that draws without the client's seed",
         "algorithms/clean_process.py",
-        'told["round"], told["seed"]',
-        'told["round"], 0',
+        'header["round"], header["seed"]',
+        'header["round"], 0',
         f"{CLEAN}::test_where_no_fork_computes_a_clean_process_does",
     ),
     one(

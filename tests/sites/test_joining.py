@@ -189,7 +189,7 @@ def test_other_data_than_were_announced_are_refused(trial: Trial, tmp_path: Path
 
 def test_what_was_accepted_does_not_change(trial: Trial, tmp_path: Path) -> None:
     assert tried(asked(trial, tmp_path / "own")) is not None
-    told = read_invitation(trial.place / "invitation.toml").told
+    told = read_invitation(trial.place / "invitation.toml").fields
     generate(tmp_path / "other")
     key = private_key(tmp_path / "other").public_key().public_bytes_raw().hex()
     louder = told.experiment.replace("rounds = 2", "rounds = 3")
@@ -205,7 +205,7 @@ def test_what_was_accepted_does_not_change(trial: Trial, tmp_path: Path) -> None
 
 def renamed(trial: Trial, at: Path, **tables: Any) -> Path:
     """The invitation with other tables in its experiment."""
-    told = read_invitation(trial.place / "invitation.toml").told
+    told = read_invitation(trial.place / "invitation.toml").fields
     at.write_text(Invitation(told.beside(experiment=tomli_w.dumps(tomllib.loads(told.experiment) | tables))).toml())
     return at
 

@@ -133,7 +133,7 @@ def test_an_invitation_prints_no_other_plan_than_its_own(tmp_path: Path) -> None
     between = Federated(EXPERIMENTS["laplace, less and less"], tmp_path)
     forged = "evil:9\x1b[2J\x1b[H\n\u202esafe:9 with\x9b8m"
     invitation = shown(between).invitation
-    asked = replace(shown(between), invitation=replace(invitation, told=invitation.told.beside(server=forged)))
+    asked = replace(shown(between), invitation=replace(invitation, fields=invitation.fields.beside(server=forged)))
     said = words(asked)
     assert not [one for one in said if not (one.isprintable() or one == "\n")]
     assert "evil:9?[2J?[H?safe:9with?8m, with the key" in said

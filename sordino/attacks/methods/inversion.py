@@ -224,13 +224,13 @@ class PrototypeInversion(Attack):
         return run.without_images or ("" if run.setup.preparation and run.prepared.means else NO_MEANS)
 
     def play(self, run: AttackedRun) -> AttackFinding:
-        told = run.means(bare=False)
+        views = run.means(bare=False)
         protected = any(phase.algorithm.read.offer() is not None for phase in run.setup.preparation)
-        bare = run.means(bare=True) if protected else told
-        if not told or not bare:
+        bare = run.means(bare=True) if protected else views
+        if not views or not bare:
             return self.untried(run, NO_MEANS)
-        seen = [nearest(self.draw(view), images) for view, images in told]
-        blind = [nearest(guess(view), images) for view, images in told]
+        seen = [nearest(self.draw(view), images) for view, images in views]
+        blind = [nearest(guess(view), images) for view, images in views]
         free = [nearest(self.draw(view), images) for view, images in bare] if protected else seen
         names = "nearest original", "guess: the mean of the class"
         return compared(self.untried(run, ""), seen, blind, free, protected, *names)

@@ -170,10 +170,10 @@ class ModelReplacement(Poisoning, name="model_replacement"):
     def unfit(self, run: AttackedRun) -> str:
         algorithm, task = run.setup.algorithm, run.setup.task
         zero = algorithm.zero(task, algorithm.broadcast(algorithm.init(task, 0)))
-        told = Estimates.of(algorithm).change(zero) is not None
+        scaled = Estimates.of(algorithm).change(zero) is not None
         encoded = [leaf.shape for leaf in tree.leaves(algorithm.uplink.shape(zero))]
         same = encoded == [leaf.shape for leaf in tree.leaves(zero)]
-        return super().unfit(run) or ("" if told and same else NO_SINGLE)
+        return super().unfit(run) or ("" if scaled and same else NO_SINGLE)
 
     def sent(self, upload: Tree, moment: MaliciousView, run: AttackedRun) -> Tree:
         target = run.setup.task.init(keys.word(keys.fold(run.key, "replacement")))

@@ -235,12 +235,12 @@ class LikelihoodRatio(MemberInference, name="lira"):
         return run.without_classes or super().unfit(run)
 
     def score(self, view: MemberView) -> Tensor:
-        told, inside = [], []
+        reference, inside = [], []
         for i in range(view.shadows):
             model, had = view.shadow(i)
-            told.append(losses(view.task, model, view.asked))
+            reference.append(losses(view.task, model, view.asked))
             inside.append(had)
-        return above(losses(view.task, view.model, view.asked), torch.stack(told), torch.stack(inside))
+        return above(losses(view.task, view.model, view.asked), torch.stack(reference), torch.stack(inside))
 
 
 def above(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:

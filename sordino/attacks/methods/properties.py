@@ -105,9 +105,9 @@ class Brightness(Attack, name="brightness"):
     def _sides(self, run: AttackedRun, bare: bool) -> MemberScores:
         scores, truth = [torch.empty(0, dtype=torch.float64)], list[bool]()
         for replay in range(REPLAYS):
-            if len(truth) < UPLOADS and (told := run.sided(bare, replay, self.much)):
-                scores.append(torch.nan_to_num(self.score([view for view, _ in told]).double(), 0.0))
-                truth += [coin for _, coin in told]
+            if len(truth) < UPLOADS and (sides := run.sided(bare, replay, self.much)):
+                scores.append(torch.nan_to_num(self.score([view for view, _ in sides]).double(), 0.0))
+                truth += [coin for _, coin in sides]
         every, has = torch.cat(scores), torch.tensor(truth, dtype=torch.bool)
         return MemberScores(every[has], every[~has])
 

@@ -105,8 +105,8 @@ class SumShard(GuardedShard[ClassSums]):
         multiplier = reader.used(self._grant.multiplier)
         with self._task.still(of):
             sums, counts = self._sums(of, classes)
-        told = torch.cat([sums, counts[:, None] * (reader.count * reader.clip)], 1) if reader.count else sums
-        noisy = reader.mechanism.add(told, multiplier * reader.sensitivity, self._grant.source.child("classes"))
+        columns = torch.cat([sums, counts[:, None] * (reader.count * reader.clip)], 1) if reader.count else sums
+        noisy = reader.mechanism.add(columns, multiplier * reader.sensitivity, self._grant.source.child("classes"))
         if not reader.count:
             return noisy, torch.full_like(counts, math.nan)
         return noisy[:, :-1], noisy[:, -1] / (reader.count * reader.clip)

@@ -134,29 +134,29 @@ def _in_fresh_process(compute: Callable[[], Params]) -> Params:
         os.close(write)
     try:
         with os.fdopen(read, "rb") as pipe:
-            said = pipe.read()
+            output = pipe.read()
     except BaseException:  # such as Ctrl-C: no one waits for the answer
         os.kill(child, signal.SIGKILL)
         raise
     finally:
         _, status = os.waitpid(child, 0)
-    told, found = _understood(said, os.waitstatus_to_exitcode(status))
-    _import(told["imported"])
+    reply, found = _understood(output, os.waitstatus_to_exitcode(status))
+    _import(reply["imported"])
     return found
 
 
-def _understood(said: bytes, status: int) -> tuple[dict[str, Any], Params]:
+def _understood(output: bytes, status: int) -> tuple[dict[str, Any], Params]:
     """Decodes a process's answer into its tensors; raises the error that occurred in the process."""
     from safetensors.torch import load
 
-    head, _, tensors = said.partition(b"\n")
+    head, _, tensors = output.partition(b"\n")
     if not head:
         raise _ended(status)
-    told = json.loads(head)
-    if "refused" in told:
-        raise OwnCodeError(**told["refused"])
+    reply = json.loads(head)
+    if "refused" in reply:
+        raise OwnCodeError(**reply["refused"])
     found = load(tensors)
-    return told, {name: found[name] for name in told["names"]}
+    return reply, {name: found[name] for name in reply["names"]}
 
 
 class _CleanProcess:
@@ -186,10 +186,10 @@ class _CleanProcess:
             mine.sendall(request)
             mine.shutdown(socket.SHUT_WR)
             with mine.makefile("rb") as stream:
-                said = stream.read()
+                output = stream.read()
         status = self._line.recv(STATUS)
-        told, found = _understood(said, int(status or b"1"))
-        self._imports = told["imported"][:MOST_IMPORTS]
+        reply, found = _understood(output, int(status or b"1"))
+        self._imports = reply["imported"][:MOST_IMPORTS]
         return found
 
     def end(self) -> None:
@@ -215,10 +215,10 @@ def forking(line: socket.socket, compute: Callable[[bytes], Params]) -> None:
     """Main loop of a clean process: it forks for each call, and only the fork reads the call's data."""
     empty_input()
     while True:
-        said, ends, _, _ = socket.recv_fds(line, 1 << 20, 1)
+        text, ends, _, _ = socket.recv_fds(line, 1 << 20, 1)
         if not ends:  # the parent has ended
             return
-        _import(json.loads(said))
+        _import(json.loads(text))
         (end,), parent = ends, os.getpid()
         if not (child := os.fork()):
             line.close()
@@ -253,18 +253,18 @@ def answer(compute: Callable[[], Params], write: int, parent: int) -> NoReturn:
         try:
             with user_code.blamed():
                 found = {name: value.detach().clone() for name, value in compute().items()}
-            told: dict[str, Any] = {"names": list(found), "imported": [m for m in sys.modules if m not in known]}
+            reply: dict[str, Any] = {"names": list(found), "imported": [m for m in sys.modules if m not in known]}
             tensors = save(found)
         except SordinoError as error:
-            told = {
+            reply = {
                 "refused": FORK_CANNOT
                 if "Autograd-and-Fork" in error.what
                 else {name: getattr(error, name) for name in ("what", "why", "fix", "code")}
             }
         except BaseException as error:  # in code that the user's own has called without standing in the traceback
-            told = {"refused": {"what": f"your own code failed: {user_code.described(error)}", "code": "own-code"}}
+            reply = {"refused": {"what": f"your own code failed: {user_code.described(error)}", "code": "own-code"}}
         with os.fdopen(write, "wb") as pipe:
-            pipe.write(json.dumps(told).encode() + b"\n" + tensors)
+            pipe.write(json.dumps(reply).encode() + b"\n" + tensors)
         sys.stdout.flush()
     finally:
         os._exit(0)

@@ -131,13 +131,13 @@ def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tenso
             code="level-out-of-range",
         )
     given = index.cpu().numpy().reshape(-1)
-    told = given.copy()
+    answers = given.copy()
     for number, start in enumerate(range(0, len(given), BLOCK)):
-        part = told[start : start + BLOCK]
+        part = answers[start : start + BLOCK]
         words = source.child("block", number).words(len(part)).cpu().numpy().view(np.uint64)
         replaced = np.flatnonzero(words >> np.uint64(32) <= np.uint64(last))
         part[replaced] = (words[replaced] & np.uint64(HALF - 1)) * np.uint64(k) >> np.uint64(32)
-    return torch.from_numpy(told.reshape(index.shape)).to(index.device)
+    return torch.from_numpy(answers.reshape(index.shape)).to(index.device)
 
 
 def threshold(epsilon: float, k: int = GREYS) -> int:

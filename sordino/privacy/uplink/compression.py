@@ -27,7 +27,7 @@ import torch
 
 from sordino import tree
 from sordino.errors import FRACTION, ConfigError, check_range
-from sordino.privacy.uplink.stages import Stage, check_told
+from sordino.privacy.uplink.stages import Stage, check_sent
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params, Tensor
 
@@ -138,9 +138,9 @@ class LayerByLayer(Stage, ABC):
     def at(self, t: int, public: Tree) -> Self:
         if not self.learns:
             return self
-        told = tuple(tenths / 10 for tenths in public.tolist())
-        check_told(t, "compression rates", told, round(10 * self.least) / 10, round(10 * self.most) / 10)
-        return replace(self, _each=told)
+        rates = tuple(tenths / 10 for tenths in public.tolist())
+        check_sent(t, "compression rates", rates, round(10 * self.least) / 10, round(10 * self.most) / 10)
+        return replace(self, _each=rates)
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
         return self._chosen(tree.leaves(self.decode(mean, like)))

@@ -113,8 +113,8 @@ def privunit(vector: Tensor, cap: SphereCap, source: NoiseSource) -> Tensor:
     across = _unit(noise - (noise * v).sum(1, keepdim=True) * v)
     drawn = along * v + (1 - square).sqrt() * across
     step = STEP / math.sqrt(cap.dimension)
-    told: Tensor = (drawn / step).round() * (step * cap.length)
-    return told.view(vector.shape)
+    rounded: Tensor = (drawn / step).round() * (step * cap.length)
+    return rounded.view(vector.shape)
 
 
 def _unit(rows: Tensor) -> Tensor:

@@ -82,12 +82,12 @@ class Stage:
         return ()
 
 
-def check_told(t: int, what: str, told: Sequence[float], least: float, most: float) -> None:
+def check_sent(t: int, what: str, numbers: Sequence[float], least: float, most: float) -> None:
     """Refuses public values of an adaptive stage, such as clip radii, that lie outside the range for which the bound
     holds. The server sends them with the model."""
-    if not all(least <= number <= most for number in told):
+    if not all(least <= number <= most for number in numbers):
         raise WireError(
-            f"the server sends {what} of {', '.join(f'{number:g}' for number in told)} in round {t + 1}",
+            f"the server sends {what} of {', '.join(f'{number:g}' for number in numbers)} in round {t + 1}",
             why=f"the noise is sized for values from {least:g} to {most:g}",
             fix="the server must keep to the experiment",
             code="learned-beyond-plan",
@@ -351,9 +351,9 @@ class ClipLayers(Stage):
     def at(self, t: int, public: Tree) -> Stage:
         if not self.learns:
             return self
-        told = tuple(public.tolist())
-        check_told(t, "radii of layers", told, min(self.least, self.radius), max(self.most, self.radius))
-        return replace(self, _each=told)
+        radii = tuple(public.tolist())
+        check_sent(t, "radii of layers", radii, min(self.least, self.radius), max(self.most, self.radius))
+        return replace(self, _each=radii)
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
         if self.adapt is None:

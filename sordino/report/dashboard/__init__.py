@@ -120,8 +120,8 @@ class Dashboard(ThreadingHTTPServer):
     def knows(self, host: str) -> bool:
         """True where a Host header names this server."""
         try:
-            said = urlsplit(f"//{host}")
-            return said.hostname in self.names and (said.port or (443 if self.tls else 80)) == self.port
+            address = urlsplit(f"//{host}")
+            return address.hostname in self.names and (address.port or (443 if self.tls else 80)) == self.port
         except ValueError:
             return False
 
@@ -212,17 +212,17 @@ class _Caller(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _stream(self, at: str) -> None:
-        run, told = self.server.run, Listener(Cursor.read(at))
+        run, listener = self.server.run, Listener(Cursor.read(at))
         self._head(HTTPStatus.OK, STREAM)
         self.wfile.write(f"retry: {AGAIN}\n\n".encode())
-        said = time.monotonic()
+        sent_at = time.monotonic()
         while not self.server.over.is_set():
-            for one in told.more(run, run.look()):
+            for one in listener.more(run, run.look()):
                 self.wfile.write(one.encode())
-                said = time.monotonic()
-            if time.monotonic() - said > PULSE:
+                sent_at = time.monotonic()
+            if time.monotonic() - sent_at > PULSE:
                 self.wfile.write(b": still here\n\n")
-                said = time.monotonic()
+                sent_at = time.monotonic()
             self.server.over.wait(EVERY)
 
 

@@ -79,21 +79,21 @@ def regions(run: WatchedRun, now: RunMoment) -> dict[str, Html]:
 
 
 def _status(run: WatchedRun, now: RunMoment) -> Html:
-    said = [STATES[now.state]] if now.state in STATES else []
+    parts = [STATES[now.state]] if now.state in STATES else []
     if now.rows:
-        said.append(f"round {now.round} of {run.run.experiment.rounds}")
+        parts.append(f"round {now.round} of {run.run.experiment.rounds}")
     elif now.before is not None:
-        said.append(f"before round 1: {now.before.phase} {now.before.round}")
+        parts.append(f"before round 1: {now.before.phase} {now.before.round}")
     if now.state == "running" and now.sites:
         there = sum(site.connected for site in now.sites.values())
         waits = [name for name, site in now.sites.items() if site.asked > site.answered and site.connected]
         if run.of_site:
-            said.append("connected to the server" if there else "not connected to the server")
+            parts.append("connected to the server" if there else "not connected to the server")
         else:
-            said.append(f"{there} of {len(now.sites)} sites connected")
-            said += [f"waiting for {', '.join(waits)}"] if waits else []
+            parts.append(f"{there} of {len(now.sites)} sites connected")
+            parts += [f"waiting for {', '.join(waits)}"] if waits else []
     badge = tag("span", now.state, class_=f"badge {now.state.replace(' ', '-')}")
-    return joined([badge, " ", "; ".join(said), "." if said else "", f" {now.trouble}." if now.trouble else ""])
+    return joined([badge, " ", "; ".join(parts), "." if parts else "", f" {now.trouble}." if now.trouble else ""])
 
 
 def _cards(run: WatchedRun, now: RunMoment) -> Html:

@@ -226,8 +226,8 @@ def metrics(run: WatchedRun, now: RunMoment) -> str:
     for name, rows in groupby(_found(run, now), key=itemgetter(0)):
         lines += [f"# HELP {name} {MEANINGS[name]}", f"# TYPE {name} gauge"]
         for _, labels, value in rows:
-            told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-            lines.append(f"{name}{{{told}}} {_number(value)}" if told else f"{name} {_number(value)}")
+            label_text = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+            lines.append(f"{name}{{{label_text}}} {_number(value)}" if label_text else f"{name} {_number(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -272,7 +272,7 @@ def _waits(events: Sequence[RunEvent]) -> bool:
 
 def _number(value: float) -> str:
     """All digits of a number: an epsilon that was rounded down would say too little."""
-    return {"inf": "+Inf", "nan": "NaN"}.get(said := repr(float(value)).removesuffix(".0"), said)
+    return {"inf": "+Inf", "nan": "NaN"}.get(text := repr(float(value)).removesuffix(".0"), text)
 
 
 def _escaped(text: str) -> str:

@@ -172,8 +172,8 @@ def load(folder: Path) -> BigGanNetwork:
     from safetensors.torch import load_file
 
     try:
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        plan = NetworkConfig(**{name: told[name] for name in NetworkConfig._fields if name in told})
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        plan = NetworkConfig(**{name: settings[name] for name in NetworkConfig._fields if name in settings})
         with torch.device("meta"):  # no weights are drawn in vain
             network = BigGanNetwork(plan)
         weights = {name: value.float() for name, value in _folded(load_file(folder / "model.safetensors")).items()}
@@ -263,8 +263,10 @@ def _ids(path: str | None) -> dict[str, list[int]]:
         else Path(path).expanduser()
     )
     try:
-        told = json.loads(place.read_text(encoding="utf-8"))
-        return {spoken(name).casefold(): [of for part in parts for of in _range(part)] for name, parts in told.items()}
+        ranges = json.loads(place.read_text(encoding="utf-8"))
+        return {
+            spoken(name).casefold(): [of for part in parts for of in _range(part)] for name, parts in ranges.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise DataError(
             f"cannot read the ImageNet ids {path}",
@@ -332,8 +334,8 @@ class Diffusers:
         settings = {"steps": steps, "fast": self.fast, "guidance": self.guidance, "size": self.size}
         depends = {"backend": "diffusers", "model": model, "revision": self.revision, **settings}
         drawn = draw_all(wanted, [one.texts for one in asked], depends, self.batch, lambda: self._start(folder, steps))
-        told = {"model": model, "revision": self.revision, "settings": settings}
-        return gathered("diffusers", self.label, wanted, drawn.images, **writers(asked), **told, **drawn.facts)
+        facts = {"model": model, "revision": self.revision, "settings": settings}
+        return gathered("diffusers", self.label, wanted, drawn.images, **writers(asked), **facts, **drawn.facts)
 
     def _start(self, folder: Path, steps: int) -> Draw:
         import torch

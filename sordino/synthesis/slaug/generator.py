@@ -43,11 +43,11 @@ def skill(task: Task, params: Params, probe: Examples) -> ClassScores:
     chosen, sure = logits.argmax(1), logits.softmax(1)
     own = torch.bincount(probe.y, minlength=task.labels).double()
     right = torch.bincount(probe.y[chosen == probe.y], minlength=task.labels).double()
-    said = torch.bincount(chosen, minlength=task.labels).double()
+    predicted = torch.bincount(chosen, minlength=task.labels).double()
     given = torch.zeros(task.labels, dtype=torch.float64).index_add(
         0, probe.y, sure.gather(1, probe.y[:, None])[:, 0].double()
     )
-    return ClassScores(right / own.clamp_min(1), 2 * right / (own + said).clamp_min(1), given / own.clamp_min(1))
+    return ClassScores(right / own.clamp_min(1), 2 * right / (own + predicted).clamp_min(1), given / own.clamp_min(1))
 
 
 def ranked(score: Tensor, confidence: Tensor) -> Tensor:

@@ -287,7 +287,7 @@ def test_what_arithmetic_changes_is_part_of_delta(tmp_path: Path) -> None:
     made = start(validate(experiment), tmp_path / "run").receipt
     rows = [row for row in made.guarantees if row.unit == "client"]
     setup, books = opened(tmp_path / "run")
-    (told,) = {claim.drift for entry in books.entries() for one in entry.told.releases for claim in claims_in(one)} - {
+    (told,) = {claim.drift for entry in books.entries() for one in entry.parsed.releases for claim in claims_in(one)} - {
         0.0
     }
     books.ledger.close()

@@ -32,9 +32,9 @@ def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
     learned the names of classes.
     """
     by: Counter[str] = Counter()
-    calls, told = 0, set[str]()
+    calls, hosts = 0, set[str]()
     for one in asked:
         by.update(one.by)
         calls += one.calls
-        told |= {one.told} - {""}
-    return {"prompts": dict(by), "calls": calls, DISCLOSED: sorted(told)}
+        hosts |= {one.host} - {""}
+    return {"prompts": dict(by), "calls": calls, DISCLOSED: sorted(hosts)}

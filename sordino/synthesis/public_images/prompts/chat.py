@@ -229,17 +229,17 @@ class OpenAIChat:
 
     def _ask(self, name: str, count: int, wanted: ImageNeeds) -> Prompts:
         _log.warning("the class name %r is disclosed to %s", name, self.host)
-        said = converse("openai_chat", name, count, self.per_call, self._say, wanted)
-        return said._replace(told=self.host)
+        prompts = converse("openai_chat", name, count, self.per_call, self._say, wanted)
+        return prompts._replace(host=self.host)
 
     def _say(self, dialogue: list[Turn]) -> Reply:
         for attempt in range(self.retries + 1):
             try:
                 return _reply(self._post(dialogue))
             except urllib.error.HTTPError as error:
-                said = _said(error)
+                text = _said(error)
                 if error.code not in BUSY or attempt == self.retries:
-                    raise self._status(error.code, said) from None
+                    raise self._status(error.code, text) from None
                 self._sleep(_pause(attempt, error.headers.get("Retry-After", "")))
             except TimeoutError:
                 raise self._unavailable(f"does not answer within {self.timeout:g} s", "chat-timeout") from None
@@ -264,7 +264,7 @@ class OpenAIChat:
             found: bytes = answer.read(LARGEST)
             return found
 
-    def _status(self, code: int, said: str) -> SordinoError:
+    def _status(self, code: int, text: str) -> SordinoError:
         if code in (401, 403):
             return ConfigError(
                 f"the chat server {self.host} refuses access ({code})",
@@ -277,7 +277,7 @@ class OpenAIChat:
         )
         return BackendUnavailable(
             f"the chat server {self.host} answers with status {code}",
-            why=" ".join(said.split())[:200],
+            why=" ".join(text.split())[:200],
             fix=wait
             if busy
             else "check base_url and model; a dialogue too long for the model wants a smaller per_class",

@@ -62,14 +62,14 @@ class Transformers:
             cuda = [model.device] if model.device.type == "cuda" else []
             with torch.random.fork_rng(devices=cuda), torch.inference_mode():
                 torch.manual_seed(keys.signed(keys.word(keys.fold(key, len(dialogue)))))
-                said = model.generate(
+                tokens = model.generate(
                     **inputs,
                     do_sample=True,
                     temperature=self.temperature,
                     max_new_tokens=self.max_new_tokens,
                     pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
                 )
-            return Reply(tokenizer.decode(said[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+            return Reply(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
         return say
 

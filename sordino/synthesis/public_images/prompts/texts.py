@@ -68,7 +68,7 @@ class Prompts(NamedTuple):
     texts: tuple[str, ...]
     by: dict[str, int]  # number by backend
     calls: int = 0  # of a language model, of which some cost money
-    told: str = ""  # host of a chat server that learned the name of the class; "": none
+    host: str = ""  # host of a chat server that learned the name of the class; "": none
 
 
 class PromptSource(Protocol):
@@ -85,11 +85,11 @@ def kept(wanted: ImageNeeds, depends: dict[str, object], make: Callable[[], Prom
     if wanted.cache is None:
         return make()
     place = store.place(wanted.cache, "prompts", store.name(**depends))
-    said = json.loads(store.get(place) or b"{}")
-    if "told" in said:  # damaged or foreign entries have none
-        return Prompts(tuple(said["texts"]), said["by"], 0, said["told"])
+    entry = json.loads(store.get(place) or b"{}")
+    if "told" in entry:  # damaged or foreign entries have none
+        return Prompts(tuple(entry["texts"]), entry["by"], 0, entry["told"])
     made = make()
-    store.put(place, json.dumps({"texts": made.texts, "by": made.by, "told": made.told}).encode())
+    store.put(place, json.dumps({"texts": made.texts, "by": made.by, "told": made.host}).encode())
     return made
 
 
