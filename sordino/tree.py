@@ -122,8 +122,8 @@ def _on_gpu(*trees: Any) -> bool:
 def _joined(of: Any, first: T, *rest: Any, **more: Any) -> T:
     """Applies one `torch._foreach` operation to the leaves of all these dicts; the result has the names of the
     first."""
-    mine, *parts = [[*one.values()] if isinstance(one, dict) else one for one in (first, *rest)]
-    return dict(zip(first, of(mine, *parts, **more) or mine, strict=True))  # type: ignore[call-overload, return-value]
+    own, *parts = [[*one.values()] if isinstance(one, dict) else one for one in (first, *rest)]
+    return dict(zip(first, of(own, *parts, **more) or own, strict=True))  # type: ignore[call-overload, return-value]
 
 
 def sub(a: T, b: T) -> T:

@@ -191,15 +191,15 @@ class PrivateUplink:
 
     def _open_folder(self, side: str) -> None:
         """Creates the run folder; an existing one must have the same terms, so that no budget is granted twice."""
-        mine, phase = self.folder, self._phase
+        files, phase = self.folder, self._phase
         agreement = phase.whole.agreement("")
-        if not mine.begun:
+        if not files.begun:
             environment = environment_of(phase.experiment).beside(site=side, clients=self._own)
-            create_folder(mine.path, phase, agreement, environment, b"")
-        mine.check()
-        if mine.environment.config != phase.experiment.digest() or not Agreement.read(mine.path).says(agreement):
+            create_folder(files.path, phase, agreement, environment, b"")
+        files.check()
+        if files.environment.config != phase.experiment.digest() or not Agreement.read(files.path).says(agreement):
             raise RunError(
-                f"{mine.path} belongs to other terms",
+                f"{files.path} belongs to other terms",
                 why="its budget was founded for another epsilon, delta, clip, number of rounds or clients, or model",
                 fix="give the terms that its experiment.toml says; other data of other people need another folder",
                 code="other-terms",
@@ -208,12 +208,12 @@ class PrivateUplink:
     @contextmanager
     def _books(self) -> Iterator[Accounts]:
         """Opens the folder's privacy accounts (ledger and spent budget), locked for this process alone."""
-        mine = self.folder
-        with mine.locked():
-            private.check_place(mine.path, moved=False)
-            books = self._phase.accounts(Accounts, "", mine.own_ledger, mine.environment.run, self._own)
+        files = self.folder
+        with files.locked():
+            private.check_place(files.path, moved=False)
+            books = self._phase.accounts(Accounts, "", files.own_ledger, files.environment.run, self._own)
             with books.ledger:
-                books.witness = witness = Witness.of(mine.path)
+                books.witness = witness = Witness.of(files.path)
                 witness.check(books.ledger, moved=False)
                 witness.begin(books.ledger)
                 books.replay()

@@ -161,9 +161,9 @@ def _replayed(run: AttackedRun, folder: Path | None) -> str:
     if folder is None:
         return "It is the round that the experiment would play."
     whole = run.rounds(bare=False).round()
-    mine = RunFolder(folder)
-    with Ledger.as_founded(mine.ledger) as ledger:
-        digests = [entry.digest for entry in of_run(ledger, mine.environment.run)]
+    files = RunFolder(folder)
+    with Ledger.as_founded(files.ledger) as ledger:
+        digests = [entry.digest for entry in of_run(ledger, files.environment.run)]
     if whole.digest.hex() not in digests:
         raise RunError(
             f"a replay of round {run.asked.round} does not reproduce the release of the run in {folder}",

@@ -310,9 +310,9 @@ class AttackedRun:
         owners = [(k, i) for k in every for i in range(len(every[k].y))]
         order = keys.permutation(keys.fold(self.key, "members"), len(owners))[:MEMBERS].tolist()
         picked = [owners[i] for i in order]
-        mine = [taken(every[k], torch.tensor([i])) for k, i in picked]
+        pictures = [taken(every[k], torch.tensor([i])) for k, i in picked]
         asked = known._replace(
-            x=torch.cat([*(one.x for one in mine), known.x]), y=torch.cat([*(one.y for one in mine), known.y])
+            x=torch.cat([*(one.x for one in pictures), known.x]), y=torch.cat([*(one.y for one in pictures), known.y])
         )
         inside = torch.arange(len(asked.y)) < len(picked)
 

@@ -286,8 +286,8 @@ class CanaryRowsOfSums(CanaryExamples):
         found = torch.zeros(len(self.owners), self._classes, width)
         for k, part in self.by_client():
             for label in range(self._classes):
-                mine = torch.arange(part.start, part.stop)[label :: self._classes]
-                found[mine, label] = directions(keys.fold(self.key, k, label), len(mine), width, 2)
+                positions = torch.arange(part.start, part.stop)[label :: self._classes]
+                found[positions, label] = directions(keys.fold(self.key, k, label), len(positions), width, 2)
         return found.flatten(1)
 
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:

@@ -113,14 +113,14 @@ class CanaryImages(Canaries):
         """Canary images of each client, black or white as the coins decide."""
         found, start = dict[int, Examples](), 0
         for k, many in self.images.items():
-            mine = coins[start : start + many * self.of_one].reshape(many, self.of_one)
+            own_coins = coins[start : start + many * self.of_one].reshape(many, self.of_one)
             x = torch.zeros(many, math.prod(self.shape), dtype=torch.uint8)
             if self.each_value:
-                x[:, self.places] = 255 * mine.to(torch.uint8)
+                x[:, self.places] = 255 * own_coins.to(torch.uint8)
             else:
-                x[mine[:, 0]] = 255
+                x[own_coins[:, 0]] = 255
             # the label is given, unless it is answered too
-            y = mine[:, 0].long() if self.subject.unit == "example" else torch.zeros(many, dtype=torch.int64)
+            y = own_coins[:, 0].long() if self.subject.unit == "example" else torch.zeros(many, dtype=torch.int64)
             found[k] = Examples(x.reshape(many, *self.shape), y)
             start += many * self.of_one
         return found
@@ -153,9 +153,9 @@ class CanaryImageRounds(Replay):
         def change(k: int, rows: Examples) -> Examples:
             if k not in planted:
                 return rows
-            mine = planted[k]
-            first = len(rows.y) - len(mine.y)
-            return Examples(torch.cat([rows.x[:first], mine.x]), torch.cat([rows.y[:first], mine.y]))
+            own = planted[k]
+            first = len(rows.y) - len(own.y)
+            return Examples(torch.cat([rows.x[:first], own.x]), torch.cat([rows.y[:first], own.y]))
 
         super().__init__(canaries.simulation, key=key, start=start)
         label = None if reader.label_epsilon is None else weak * reader.label_epsilon

@@ -163,8 +163,8 @@ def _show(found: Audit) -> None:
     for phase in found.phases if len(found.phases) > 1 else ():
         bare = phase in found.unprotected
         console.print(f"phase {escape(phase)}:{f' {EMPTY}' if bare else ''}", highlight=False)
-        if mine := [one for one in found.subjects if one.phase == phase]:
-            console.print(_table(mine, found.simulated))
+        if subjects := [one for one in found.subjects if one.phase == phase]:
+            console.print(_table(subjects, found.simulated))
     if not found.subjects:
         console.print(f"{escape(found.algorithm)}: {found.verdict}.")
         return

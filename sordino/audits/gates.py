@@ -238,9 +238,9 @@ def _promises(setup: PhaseSetup, home: Home) -> Iterator[tuple[Claim, float | No
         if group["clients"] == "*" or client in group["clients"]
         for claim in claims_in(group)
     ]
-    mine = _distinct([claim for claim in noted if claim.unit == "client"])
-    stand = clients.AttackerPosition(setup, federation, client, price) if mine else None
-    for claim in mine:
+    distinct = _distinct([claim for claim in noted if claim.unit == "client"])
+    stand = clients.AttackerPosition(setup, federation, client, price) if distinct else None
+    for claim in distinct:
         assert stand is not None
         shown, delta = setup.algorithm.uplink.as_published, setup.experiment.privacy.delta
         typed = _share(setup, price) if setup.algorithm.uplink.published else None

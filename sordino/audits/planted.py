@@ -68,7 +68,7 @@ class Planted(Reader):
     def of(cls, reader: Reader, planted: Mapping[int, Tensor], through: Through, sure: bool = False) -> Self:
         return cls(**_settings(reader), planted=planted, through=through, sure=sure)
 
-    def mine(self, grant: Grant) -> tuple[Tensor, Grant]:
+    def canaries_of(self, grant: Grant) -> tuple[Tensor, Grant]:
         """A client's canaries; and its permission for the round, with the replay's noise source in it."""
         rows = self.planted.get(grant.client, torch.zeros(0, 1))
         return rows, replace(grant, source=self.through(grant.source), pool=None)
@@ -83,7 +83,7 @@ class PlantedReader(Planted, NoisyGradient):
     last rows."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        rows, grant = self.mine(grant)
+        rows, grant = self.canaries_of(grant)
         return PlantedShard(self, examples, grant, task, planted=rows, sure=self.sure)
 
 
@@ -99,9 +99,9 @@ class PlantedShard(NoisyShard):
             return super()._sum(rows, losses, params, draws)
         reader, first = self._reader, len(self._examples.y) - len(self.planted)
         assert reader.clip_order is not None
-        mine = rows >= first
-        honest = super()._sum(rows[~mine], losses, params, draws[~mine])
-        chosen = self.planted if self.sure else self.planted[rows[mine] - first]
+        planted = rows >= first
+        honest = super()._sum(rows[~planted], losses, params, draws[~planted])
+        chosen = self.planted if self.sure else self.planted[rows[planted] - first]
         lengths = torch.linalg.vector_norm(chosen.double(), reader.clip_order, dim=1)
         added = (clip_factor(lengths, reader.clip, chosen.dtype)[:, None] * chosen).sum(0)
         return tree.add(tree.formed(honest), tree.unflat(added, params))
@@ -116,7 +116,7 @@ class PlantedSteps(Planted, ConvexStable):
     proof allows a single row to."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        rows, grant = self.mine(grant)
+        rows, grant = self.canaries_of(grant)
         return PlantedStepShard(self, examples, grant, task, planted=rows)
 
 
@@ -146,7 +146,7 @@ class PlantedCells(Planted, CellGradient):
     canary, if it holds any."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        rows, grant = self.mine(grant)
+        rows, grant = self.canaries_of(grant)
         return PlantedCellShard(self, examples, grant, task, planted=rows, sure=self.sure)
 
 
@@ -194,7 +194,7 @@ class PlantedSums(Planted, ClassSums):
     """Noised sums per class with canaries: each canary is one row of the sum, zero outside its own class."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        rows, grant = self.mine(grant)
+        rows, grant = self.canaries_of(grant)
         first = len(examples.y) - len(rows)
         return PlantedSumShard(self, taken(examples, torch.arange(first)), grant, task, planted=rows)
 

@@ -188,9 +188,9 @@ def class_sums(
         )
     kept = torch.ones(size, dtype=torch.bool).index_fill(0, targets, False)
 
-    def release(mine: Examples) -> Release:
+    def release(rows: Examples) -> Release:
         def seen(source: NoiseSource) -> Tensor:
-            shard = reader.open(mine, Grant(0, size, size, source, multiplier), task)
+            shard = reader.open(rows, Grant(0, size, size, source, multiplier), task)
             sums, counts = shard.by_class(of, classes)
             columns = torch.cat([sums, counts[:, None]], 1) if reader.count else sums
             return columns[labels]

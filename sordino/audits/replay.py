@@ -283,16 +283,16 @@ class ReplayedPreparation(NamedTuple):
 
 
 def preparation(simulation: Simulation, bare: bool) -> ReplayedPreparation:
-    for mine in (*simulation.preparation, simulation):
-        ChecksServer.of(mine.setup.algorithm).check(mine.home)  # fails where the server lacks its own data
+    for simulated in (*simulation.preparation, simulation):
+        ChecksServer.of(simulated.setup.algorithm).check(simulated.home)  # fails where the server lacks its own data
     start, means = BEGINNING, list[FeatureMean]()
-    for mine in simulation.preparation:
-        rounds: Rounds = (UnprotectedRounds if bare else Replay)(mine, start=start)
+    for simulated in simulation.preparation:
+        rounds: Rounds = (UnprotectedRounds if bare else Replay)(simulated, start=start)
         phase = rounds.algorithm
         assert isinstance(phase, Phase)
         while not rounds.over:
             rounds.round()
-        means += phase.means(rounds.server, mine.setup.task)
+        means += phase.means(rounds.server, simulated.setup.task)
         start = rounds.end
     return ReplayedPreparation(start, means)
 

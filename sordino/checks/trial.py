@@ -50,19 +50,19 @@ def trace(folder: Path) -> Trace:
     """The trace of a finished run. Positions in the ledger are left out, because each stop adds a record: a run that
     was stopped has more of them."""
     _, federation = opened(folder)
-    mine = RunFolder(folder)
-    setup = simulated(mine.experiment).setup
+    files = RunFolder(folder)
+    setup = simulated(files.experiment).setup
     with federation.ledger as ledger:
         entries = tuple(entry._replace(sequence=0, hash="") for entry in ledger.entries())
-    loaded = checkpoint.load(mine.checkpoints, setup.state)
+    loaded = checkpoint.load(files.checkpoints, setup.state)
     assert loaded is not None
     held = [loaded]
-    for worker in sorted(mine.checkpoints.glob("clients-*")):  # of client processes
+    for worker in sorted(files.checkpoints.glob("clients-*")):  # of client processes
         found = checkpoint.load(worker, setup.state)
         assert found is not None
         held.append(found)
     clients = {f"{k}": state for one in held for name, made in one.trees.items() for k, state in unpacked(name, made)}
-    model, metrics = (hashlib.sha256(file.read_bytes()).hexdigest() for file in (mine.model_file, mine.metrics_file))
+    model, metrics = (hashlib.sha256(file.read_bytes()).hexdigest() for file in (files.model_file, files.metrics_file))
     receipt = seal.digest(seal.claimed(folder)).hex()
     server = checkpoint.digest_trees({"server": loaded.trees["server"]})
     return Trace(model, metrics, receipt, entries, server, checkpoint.digest_trees(clients))

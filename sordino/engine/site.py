@@ -302,8 +302,8 @@ class Site(Executor):
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
             shard = reader.open(member.examples, grant, task)
-            mine = down if apart else PerClientMessages.of(self.algorithm).per_client_message(down, member.client)
-            upload, state = self.algorithm.local(task, mine, member.state, shard, member.key)
+            message = down if apart else PerClientMessages.of(self.algorithm).per_client_message(down, member.client)
+            upload, state = self.algorithm.local(task, message, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
             yield (tree.formed(upload) if self.sharing == "loop" else upload), state
 

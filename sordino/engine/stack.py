@@ -170,8 +170,8 @@ def together(
     def local(x: Tensor, y: Tensor, rows: Tensor, key: Key, state: list[Tensor]) -> list[Tensor]:
         shard: Any = PaddedShard(reader, Examples(x, y), grant, task, rows=rows, fewest=fewest) if unequal else None
         shard = shard or reader.open(Examples(x, y), grant, task)
-        mine = iter(state)
-        own = [next(mine) if is_inner else leaf for is_inner, leaf in zip(inner, tree.leaves(first.state), strict=True)]
+        left = iter(state)
+        own = [next(left) if is_inner else leaf for is_inner, leaf in zip(inner, tree.leaves(first.state), strict=True)]
         upload, new = algorithm.local(task, down, tree.like(first.state, own), shard, key)
         flat: list[Tensor] = []
         seen[:] = [_taken_apart(upload, flat), _taken_apart(new, flat)]
@@ -187,7 +187,7 @@ def together(
     flat = torch.vmap(local)(x, y, rows, keys, columns)
     upload, new = seen
     each = zip(*(column.unbind() for column in flat), strict=True)
-    return [(upload(mine), new(mine)) for mine in each]
+    return [(upload(tensors), new(tensors)) for tensors in each]
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:

@@ -43,9 +43,9 @@ def replayed(owner: Any, name: str, of: Callable[..., Gradients], params: Gradie
     names = tuple(params)
 
     def flat(*tensors: Tensor) -> list[Tensor]:
-        mine = iter(tensors)
-        own = dict(zip(names, mine, strict=False))
-        found = of(own, *(None if one is None else next(mine) for one in rest))
+        left = iter(tensors)
+        own = dict(zip(names, left, strict=False))
+        found = of(own, *(None if one is None else next(left) for one in rest))
         return [dense(found[name]) for name in names]
 
     kept: dict[Any, int | _Recording] = vars(owner).setdefault(KEPT, {})

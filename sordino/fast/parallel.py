@@ -59,9 +59,9 @@ class Ends:
     next round, and sends its position through a pipe; a message that does not fit goes through the pipe.
     """
 
-    def __init__(self, read: int, write: int, mine: mmap.mmap, others: mmap.mmap) -> None:
+    def __init__(self, read: int, write: int, own: mmap.mmap, others: mmap.mmap) -> None:
         self.read, self._write = read, write
-        self._mine, self._others, self._used, self._round = mine, others, 0, -1
+        self._mine, self._others, self._used, self._round = own, others, 0, -1
 
     @property
     def open(self) -> tuple[int, int]:

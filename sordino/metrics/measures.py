@@ -281,11 +281,11 @@ def messages(
 
     rows = []
     for phase in dict.fromkeys(row.phase for row in preparation):
-        mine = [row for row in preparation if row.phase == phase]
+        of_phase = [row for row in preparation if row.phase == phase]
         down, up = says.get(phase, ("", ""))
-        if size := sum(row.bytes_down or 0 for row in mine):
+        if size := sum(row.bytes_down or 0 for row in of_phase):
             rows.append(sent(phase, "down", down, size))
-        if size := sum(row.bytes_up or 0 for row in mine):
+        if size := sum(row.bytes_up or 0 for row in of_phase):
             rows.append(sent(phase, "up", up, size))
     if any(None in (row.active, row.bytes_down, row.bytes_up) for row in metrics):
         return rows  # the size of a hidden cohort is not shown

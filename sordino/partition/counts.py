@@ -248,7 +248,7 @@ class _Filling:
         self._holders = [np.flatnonzero(column) for column in holds.T]
         self._unused: list[int] = np.where(holds.any(0), totals, 0).tolist()
         self._rest = sum(self._unused)
-        self._held = [dict.fromkeys(mine, 0) for mine in self._lists]
+        self._held = [dict.fromkeys(groups, 0) for groups in self._lists]
 
     def counts(self) -> Array:
         hungry = list(range(self._shape[0]))

@@ -237,8 +237,8 @@ class Accounts:
 
     def entries(self) -> list[Entry]:
         """Ledger entries of this phase and of the phases before it, one for each round, for statements."""
-        mine = {self.run, *self.before}
-        return [entry for entry in self.ledger.entries() if Op.of(entry.op).name in mine]
+        runs = {self.run, *self.before}
+        return [entry for entry in self.ledger.entries() if Op.of(entry.op).name in runs]
 
     def replay(self, rounds: float = math.inf) -> None:
         """Rebuilds participation counts and spending of the rounds before `rounds` from the ledger, after a restart."""

@@ -124,12 +124,12 @@ def write_receipt(folder: Path, setup: PlannedPhase, federation: Accounts) -> Re
     """Write the receipt with digests of the files beside it, and seal it in the ledger. An outdated report.html is
     deleted.
     """
-    mine = RunFolder(folder)
-    made = receipt(setup, federation, mine.environment).beside(files=seal.digests(folder))
+    files = RunFolder(folder)
+    made = receipt(setup, federation, files.environment).beside(files=seal.digests(folder))
     if seal.still_shows(folder, made):
         made = _with_page(folder, made)
-    elif mine.page_file.is_file():
-        mine.page_file.unlink()
+    elif files.page_file.is_file():
+        files.page_file.unlink()
     return _sealed(folder, made, federation)
 
 
@@ -157,30 +157,30 @@ def _with_page(folder: Path, made: Receipt) -> Receipt:
 
 def _sealed(folder: Path, made: Receipt, federation: Accounts) -> Receipt:
     federation.ledger.seal(seal.digest(made.to_json()))
-    made, mine = made.beside(ledger_head=federation.ledger.head()), RunFolder(folder)
+    made, files = made.beside(ledger_head=federation.ledger.head()), RunFolder(folder)
     text = json.dumps(made.to_json(), indent=2).encode()
-    if mine.signature_file.is_file() and mine.receipt_file.read_bytes() != text:
-        mine.signature_file.unlink()
+    if files.signature_file.is_file() and files.receipt_file.read_bytes() != text:
+        files.signature_file.unlink()
         _log.warning("the signature of %s was of the receipt before: sign the new one", folder)
-    atomic_write(mine.receipt_file, text)
+    atomic_write(files.receipt_file, text)
     return made
 
 
 def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
     """Privacy guarantees of each phase, given earlier releases; they show which phase makes an epsilon infinite."""
-    notes: dict[str, list[str]] = {mine.phase: [] for mine in (*setup.preparation, setup)}
+    notes: dict[str, list[str]] = {phase_setup.phase: [] for phase_setup in (*setup.preparation, setup)}
     for entry in federation.entries():
         notes[Op.of(entry.op).phase].append(entry.released)
     public, delta = setup.public, setup.experiment.privacy.delta
     return tuple(
         OfPhase(
             phase=phase or TRAINING,
-            releases=len(mine),
+            releases=len(phase_setup),
             guarantees=tuple(
-                map(Promised.of, statement(mine, len(public.sizes), delta, rows_per_key=public.rows_per_key))
+                map(Promised.of, statement(phase_setup, len(public.sizes), delta, rows_per_key=public.rows_per_key))
             ),
         )
-        for phase, mine in notes.items()
+        for phase, phase_setup in notes.items()
     )
 
 
@@ -235,14 +235,14 @@ def some_of(many: int, most: int | None) -> Sequence[int]:
 
 def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
     """Opens the planned training of a run and its privacy accounts, without reading data or writing to the ledger."""
-    mine = RunFolder(folder)
-    mine.check()
+    files = RunFolder(folder)
+    files.check()
     agreed = Agreement.read(folder)
-    if not mine.ledger.exists():
-        raise missing(mine.ledger)
-    setup = PlannedRun(mine.experiment, agreed.public, agreed.coordinates).phases[-1]
-    run, clients = mine.environment.run, mine.environment.clients
-    return setup, setup.accounts(Accounts, agreed.dataset, mine.ledger, run, clients, reading)
+    if not files.ledger.exists():
+        raise missing(files.ledger)
+    setup = PlannedRun(files.experiment, agreed.public, agreed.coordinates).phases[-1]
+    run, clients = files.environment.run, files.environment.clients
+    return setup, setup.accounts(Accounts, agreed.dataset, files.ledger, run, clients, reading)
 
 
 def _budget(setup: PlannedPhase, federation: Accounts, shares_scores: bool) -> ReceiptBudget | None:
@@ -378,8 +378,8 @@ def lifetime(place: Path) -> Lifetime:
     people = max((k + 1 for note in notes for k in named(parsed(note))), default=1)
     people = max(people, len(by_client), 1)
     runs = Counter(Op.of(entry.op).run for entry in entries)
-    mine = RunFolder(place.parent)
-    whose = mine.environment if mine.own_ledger == place and mine.environment_file.exists() else None
+    files = RunFolder(place.parent)
+    whose = files.environment if files.own_ledger == place and files.environment_file.exists() else None
     known = check_ledger(place, dataset, runs, whose.site if whose else "")
     drawn = simulated(notes)
     rows = statement(notes, people, delta)

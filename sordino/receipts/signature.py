@@ -147,12 +147,12 @@ def signed_bytes(receipt: bytes) -> bytes:
 
 def envelope(folder: Path) -> str:
     """The envelope of a run's receipt, as JSON. `signatures` is empty where the receipt is not signed."""
-    mine = RunFolder(folder)
+    files = RunFolder(folder)
     signatures: list[Json] = []
-    if mine.signature_file.is_file():
-        values = read_json(mine.signature_file.read_text(encoding="utf-8"))
+    if files.signature_file.is_file():
+        values = read_json(files.signature_file.read_text(encoding="utf-8"))
         if SIGNED in values:  # a signature of before there were envelopes has none
             sig = base64.b64encode(bytes.fromhex(values[SIGNED])).decode()
             signatures = [{"keyid": values["public_key"], "sig": sig}]
-    body = base64.b64encode(payload(mine.receipt_file.read_bytes())).decode()
+    body = base64.b64encode(payload(files.receipt_file.read_bytes())).decode()
     return json.dumps({"payloadType": PAYLOAD_TYPE, "payload": body, "signatures": signatures}, indent=2)

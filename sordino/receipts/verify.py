@@ -50,11 +50,11 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     """Verify the receipt of a run folder. `key`: public key of the site that must have signed it. `code`: import an
     algorithm that is not sordino's, which runs its file.
     """
-    claimed, mine, unseen = _claimed(folder), RunFolder(folder), list[str]()
-    experiment = mine.experiment
+    claimed, files, unseen = _claimed(folder), RunFolder(folder), list[str]()
+    experiment = files.experiment
     same = claimed.get("config") == experiment.digest()
     wrong = [] if same else ["experiment.toml is not the experiment of the receipt"]
-    with Ledger.as_founded(mine.ledger) as ledger:
+    with Ledger.as_founded(files.ledger) as ledger:
         known = ledger.sealed(seal.digest(claimed))
         if not ledger.descends_from(str(claimed.get("ledger_head"))):
             wrong.append("the ledger went back behind the receipt: an older copy, or another ledger")
@@ -73,8 +73,8 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     else:
         setup, federation = opened(folder)
         with federation.ledger:
-            again, compared = receipt(setup, federation, mine.environment, check=True).to_json(), COMPARED
-        wrong += _replayed(setup, federation, entries, between=bool(mine.environment.site))
+            again, compared = receipt(setup, federation, files.environment, check=True).to_json(), COMPARED
+        wrong += _replayed(setup, federation, entries, between=bool(files.environment.site))
         agreed.append("every release is the one that the experiment plans")
         wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
     then, now = claimed.get("rounds"), again.get("rounds")
@@ -87,10 +87,10 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         if not _same(again.get(name), claimed.get(name))
     ]
     rounds = sum(Op.of(entry.op).name == claimed.get("run") for entry in entries)
-    if (played := len(mine.public_metrics())) > rounds:
+    if (played := len(files.public_metrics())) > rounds:
         wrong.append(f"metrics.jsonl tells of {played} rounds, the ledger of {rounds}")
     wrong += [*_guarantees(again, claimed), *_contradicted(again), *seal.wrong(folder, claimed)]
-    if key is not None or mine.signature_file.exists():
+    if key is not None or files.signature_file.exists():
         from sordino.receipts import signature  # which loads `cryptography`; most receipts are not signed
 
         wrong += signature.wrong(folder, key)
@@ -108,8 +108,8 @@ def _from_files(folder: Path, entries: list[Entry], delta: float, assumptions: A
     """Parts of a receipt that follow from the files of a run alone. `assumptions`: those of the receipt, which may be
     more than follow.
     """
-    mine, public, notes = RunFolder(folder), Agreement.read(folder).public, [entry.released for entry in entries]
-    where, drawn = mine.environment, simulated(notes) if notes else not mine.experiment.privacy.real
+    files, public, notes = RunFolder(folder), Agreement.read(folder).public, [entry.released for entry in entries]
+    where, drawn = files.environment, simulated(notes) if notes else not files.experiment.privacy.real
     clients, least = public.sizes if where.clients is None else where.clients, assumed(notes, public, where, drawn)
     listed = assumptions if isinstance(assumptions, list) and all(one in assumptions for one in least) else least
     rows = [row.to_json() for row in stated(notes, public, delta, where, check=True)]
@@ -180,14 +180,14 @@ def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], betwee
     that was forged as a whole. `between`: sites took part, so absent clients were not asked, and a site may have missed
     rounds."""
     wrong: list[str] = []
-    for mine in (*setup.preparation, setup):
-        with (again := mine.accounts(Accounts, "", ":memory:", "again", known.only)).ledger:
+    for phase_setup in (*setup.preparation, setup):
+        with (again := phase_setup.accounts(Accounts, "", ":memory:", "again", known.only)).ledger:
             # in a ledger that was put back, published rounds come before reserved ones
             for entry in sorted(entries, key=lambda one: Op.of(one.op)[2]):
                 _, phase, t = Op.of(entry.op)
-                if phase != mine.phase:
+                if phase != phase_setup.phase:
                     continue
-                active = _active(mine, again, t, between)
+                active = _active(phase_setup, again, t, between)
                 missed = t if between and known.only is not None and not again.plan.everyone_pays else 0
                 if t < 0 or not again.plans(t, entry, active, missed):
                     wrong.append(f"{entry.op}: its noise, its price or who took part is not what experiment.toml plans")

@@ -146,9 +146,9 @@ class Comparison:
     @property
     def others(self) -> list[str]:
         """Runs in the folder that are not of this comparison, such as those of a method that was dropped from it."""
-        mine = {f"{_folder(method.name)}/seed-{i}" for method in self.methods for i in range(len(method.runs))}
+        folders = {f"{_folder(method.name)}/seed-{i}" for method in self.methods for i in range(len(method.runs))}
         begun = sorted(path for path in self.folder.glob("*/seed-*") if RunFolder(path).begun)
-        return [found for path in begun if (found := f"{path.parent.name}/{path.name}") not in mine]
+        return [found for path in begun if (found := f"{path.parent.name}/{path.name}") not in folders]
 
     def frame(self) -> pandas.DataFrame:
         """The table as a pandas data frame."""
@@ -275,10 +275,10 @@ def _folder(name: str) -> str:
 def _notes(folder: Path) -> Notes:
     parts, federation = opened(folder)
     try:
-        mine = [entry.released for entry in federation.entries()]
+        notes = [entry.released for entry in federation.entries()]
     finally:
         federation.ledger.close()
-    return Notes(mine, len(parts.public.sizes), parts.public.rows_per_key)
+    return Notes(notes, len(parts.public.sizes), parts.public.rows_per_key)
 
 
 def _run(experiment: Experiment, folder: Path, watch: Watch) -> Ended:

@@ -250,9 +250,9 @@ def _own_model(
     _check_truth(held, bundle)
     place = {name: at for at, name in enumerate(bundle.classes)}
     y = np.array([place[name] for name in held.truth]) if held.truth is not None else held.y
-    mine = Examples(torch.from_numpy(held.x), torch.from_numpy(np.asarray(y)))
-    shard = Open().open(mine, Grant(0, len(mine.y), len(mine.y), Counter(0)), task)
-    remark = f"the model was made its client's own ({bundle.way}) from {len(mine.y)} rows: {TELLS}"
+    examples = Examples(torch.from_numpy(held.x), torch.from_numpy(np.asarray(y)))
+    shard = Open().open(examples, Grant(0, len(examples.y), len(examples.y), Counter(0)), task)
+    remark = f"the model was made its client's own ({bundle.way}) from {len(examples.y)} rows: {TELLS}"
     return WAYS[bundle.way](task, task.init(0), shard), (remark,)
 
 

@@ -116,7 +116,7 @@ def gather(
     elif setup is None:
         simulation = simulated(run.experiment)
         setup, home = simulation.setup, simulation.home
-    phases = [mine.algorithm for mine in setup.preparation if isinstance(mine.algorithm, Phase)]
+    phases = [one.algorithm for one in setup.preparation if isinstance(one.algorithm, Phase)]
     (facts, unread), metrics = _facts(run, setup), run.metrics() if rounds is None else rounds
     pretended = not setup.experiment.privacy.real
     candidates, absent = _candidates(setup.experiment, home)
@@ -149,13 +149,13 @@ def _facts(run: RunFolder, setup: PhaseSetup) -> tuple[Facts, str]:
     """Results of the finished phases, or the reason why they cannot be read. The bytes sent are reported in both
     cases."""
     facts = Facts()
-    for mine in setup.preparation:
+    for phase in setup.preparation:
         try:
-            loaded = checkpoint.load(run.of_phase(mine.phase).checkpoints, mine.state)
+            loaded = checkpoint.load(run.of_phase(phase.phase).checkpoints, phase.state)
         except SordinoError as error:
             return Facts(), error.what
-        if loaded is not None and isinstance(mine.algorithm, Phase) and mine.over(loaded.trees["server"]):
-            facts = mine.algorithm.facts(loaded.trees["server"], facts)
+        if loaded is not None and isinstance(phase.algorithm, Phase) and phase.over(loaded.trees["server"]):
+            facts = phase.algorithm.facts(loaded.trees["server"], facts)
     return facts, ""
 
 

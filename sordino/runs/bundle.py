@@ -160,16 +160,16 @@ def write(folder: Path, setup: PhaseSetup, model: Params, columns: Mapping[str, 
     """
     from safetensors.torch import save
 
-    mine = RunFolder(folder)
+    files = RunFolder(folder)
     whole = {name: value.cpu().contiguous().clone() for name, value in setup.task.state_dict(model).items()}
-    atomic_write(mine.model_file, save(whole))
+    atomic_write(files.model_file, save(whole))
     if (manifest := described(setup, columns)) is None:
         return
     text = json.dumps(manifest.to_json(), indent=2).encode()
     if kept_private(setup):
-        private.write(RunFolder(mine.private).description_file, text)
+        private.write(RunFolder(files.private).description_file, text)
     else:
-        atomic_write(mine.description_file, text)
+        atomic_write(files.description_file, text)
 
 
 def kept_private(setup: PhaseSetup) -> bool:
@@ -184,20 +184,20 @@ def read(folder: Path) -> Bundle:
     """Read model.json of a run folder, or of a folder that holds model.json and model.safetensors alone. Where a
     receipt lies beside them, they must be the files of the receipt.
     """
-    mine = RunFolder(folder)
-    if not mine.model_file.is_file():
-        mine.check()
+    files = RunFolder(folder)
+    if not files.model_file.is_file():
+        files.check()
         raise no_model(folder)
-    place = next((f for f in (mine, RunFolder(mine.private)) if f.description_file.is_file()), None)
+    place = next((f for f in (files, RunFolder(files.private)) if f.description_file.is_file()), None)
     if place is None:
         raise RunError(
-            f"{folder} has weights, but no {mine.description_file.name} that describes their use",
+            f"{folder} has weights, but no {files.description_file.name} that describes their use",
             why="the run learns no classes, or the file lies in a private folder elsewhere",
             fix=AGAIN,
             code="no-bundle",
         )
     text = text_of(place.description_file, AGAIN)
-    if mine.receipt_file.is_file():
+    if files.receipt_file.is_file():
         _check_sealed(folder)
     return parsed(place.description_file, text, Bundle, AGAIN)
 
@@ -212,9 +212,9 @@ def no_model(folder: Path) -> RunError:
 
 
 def _check_sealed(folder: Path) -> None:
-    mine = RunFolder(folder)
-    names = tuple(file.name for file in (mine.model_file, mine.description_file))
-    newest(mine)  # an unreadable file is reported as unreadable
+    files = RunFolder(folder)
+    names = tuple(file.name for file in (files.model_file, files.description_file))
+    newest(files)  # an unreadable file is reported as unreadable
     if changed := [line for line in seal.wrong(folder, seal.claimed(folder)) if line.startswith(names)]:
         raise RunError(
             f"the model in {folder} is not the one that the run has written",

@@ -94,13 +94,13 @@ def _closed(path: Path) -> bool:
 
 
 def _one(folder: Path, name: str) -> Listed:
-    mine = RunFolder(folder)
+    files = RunFolder(folder)
     if _closed(folder):
         return Listed(name, state="unreadable", promise="you may not read it")
     try:
-        mine.check()
-        experiment, rows = mine.experiment, mine.metrics()
-        receipt = newest(mine, rows)
+        files.check()
+        experiment, rows = files.experiment, files.metrics()
+        receipt = newest(files, rows)
     except SordinoError as error:
         return Listed(name, promise=f"{error.what}: {error.why}")
     except PermissionError as error:

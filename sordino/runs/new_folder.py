@@ -51,17 +51,17 @@ def create_folder(
         parents = list(folder.absolute().parents)
         around = parents[: 1 + next(i for i, parent in enumerate(parents) if parent.exists())]
         young.mkdir(parents=True)
-        mine = RunFolder(young)
-        atomic_write(mine.experiment_file, experiment.toml().encode())
+        files = RunFolder(young)
+        atomic_write(files.experiment_file, experiment.toml().encode())
         environment = environment.beside(began=start_of(folder))
-        atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
+        atomic_write(files.environment_file, json.dumps(environment.to_json(), indent=2).encode())
         if story is not None:
-            atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())
+            atomic_write(files.candidates_file, json.dumps(story, indent=2).encode())
         if experiment.privacy.real:
             once = any(phase.algorithm.read.redraw is not None for phase in setup.whole.phases)
             private.create(young, secret := (secret or private.new_key()) if once else b"")
             if once:
-                private.write(mine.private / private.WHOSE, hmac.digest(secret, environment.run.encode(), "sha256"))
+                private.write(files.private / private.WHOSE, hmac.digest(secret, environment.run.encode(), "sha256"))
         if data_key:  # between sites a site's identity has it
             private.write(young / private.DATA, data_key)
         agreement.write(young)
@@ -148,22 +148,22 @@ def _places(path: str | list[str]) -> str:
 
 def would_write(folder: Path, setup: PhaseSetup) -> list[Path]:
     """Files that a run writes, in the order in which they appear."""
-    mine, experiment = RunFolder(folder), setup.experiment
+    files, experiment = RunFolder(folder), setup.experiment
     own = experiment.privacy.real
     shared = experiment.privacy.ledger
     return [
-        mine.experiment_file,
-        mine.environment_file,
-        mine.agreement_file,
-        *([mine.candidates_file] if experiment.candidates is not None else []),
+        files.experiment_file,
+        files.environment_file,
+        files.agreement_file,
+        *([files.candidates_file] if experiment.candidates is not None else []),
         folder / DATA,
-        *([mine.private] if own else []),
-        *([mine.preparation, mine.preparation_file] if setup.preparation else []),
-        mine.own_ledger if shared is None else Path(shared),
-        mine.metrics_file,
-        mine.checkpoints,
-        mine.model_file,
-        *([mine.description_file] if setup.experiment.data.source != "quadratic" and not kept_private(setup) else []),
-        mine.log_file,
-        mine.receipt_file,
+        *([files.private] if own else []),
+        *([files.preparation, files.preparation_file] if setup.preparation else []),
+        files.own_ledger if shared is None else Path(shared),
+        files.metrics_file,
+        files.checkpoints,
+        files.model_file,
+        *([files.description_file] if setup.experiment.data.source != "quadratic" and not kept_private(setup) else []),
+        files.log_file,
+        files.receipt_file,
     ]

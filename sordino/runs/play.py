@@ -83,14 +83,14 @@ def play(
     setup, experiment = backend.setup, backend.setup.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
-    mine, environment = RunFolder(folder), RunFolder(folder).environment
-    with mine.locked(), _on_disk(folder), contextlib.ExitStack() as stack:
+    files, environment = RunFolder(folder), RunFolder(folder).environment
+    with files.locked(), _on_disk(folder), contextlib.ExitStack() as stack:
         silent, missed, witness = list[str](), set[str](), Witness.of(folder) if needed(setup) else None
         if witness is not None:
-            with backend.federation(mine.ledger, environment.run).ledger as books:
+            with backend.federation(files.ledger, environment.run).ledger as books:
                 missed = witness.check(books, moved)
                 witness.begin(books)
-        run = RunningRun(folder, environment.run, mine.ledger, witness, stack.enter_context(patience()))
+        run = RunningRun(folder, environment.run, files.ledger, witness, stack.enter_context(patience()))
 
         def prepared(phase: Backend, rules: FederatedServer, row: RoundRow) -> None:
             if row.active and not row.answered:
@@ -121,7 +121,7 @@ def play(
         if begun is None:
             with (federation := run.federation(backend)).ledger:
                 return _ended(backend, folder, federation, None, notes, interrupted=True)
-        loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
+        loaded = checkpoint.load(files.checkpoints, setup.state, fallback=fallback)
         known = None if loaded is None else StartingPoint(folder, loaded)
         opened = run.opened(backend, folder, begun.server, loaded, known, begun.public_tensors, evaluate)
         phase = stack.enter_context(opened)
@@ -161,16 +161,16 @@ def _ended(
     if server is not None:
         bundle.write(folder, setup, next(iter(setup.algorithm.models(server).values())), backend.columns)
     made, remarks = write_receipt(folder, setup, federation), federation.inbox.remarks
-    mine, real = RunFolder(folder), setup.policy.real
-    own = RunFolder(mine.private) if real else mine
+    files, real = RunFolder(folder), setup.policy.real
+    own = RunFolder(files.private) if real else files
     # a remark names a client that was asked, which must not be disclosed of a hidden cohort
-    asked = own if setup.policy.hidden else mine
-    for place, lines in ((asked, remarks), (own, backend.remarks), (mine, notes)):
-        if place is own is not mine and not lines:
+    asked = own if setup.policy.hidden else files
+    for place, lines in ((asked, remarks), (own, backend.remarks), (files, notes)):
+        if place is own is not files and not lines:
             continue
         with open(place.log_file, "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in lines)
-    return Ended(folder, mine.metrics(), made, [*remarks, *backend.remarks, *notes], interrupted)
+    return Ended(folder, files.metrics(), made, [*remarks, *backend.remarks, *notes], interrupted)
 
 
 def _moved(setup: PhaseSetup, before: Tree, now: Tree) -> str:
@@ -185,7 +185,7 @@ def _note_costs(backend: Backend, folder: Path, phase: RunningPhase, outcome: Ou
     """Append a round's times to costs.jsonl. With real noise it lies in the private folder: times tell how many uploads
     there were to add.
     """
-    t, mine = phase.at.t, RunFolder(folder)
+    t, files = phase.at.t, RunFolder(folder)
     costs = []
     if outcome.secure:
         costs.append(RoundCost(round=t, cpu_seconds=outcome.secure["cpu_seconds"]))
@@ -193,7 +193,7 @@ def _note_costs(backend: Backend, folder: Path, phase: RunningPhase, outcome: Ou
         costs.append(RoundCost(round=t, seconds=round(phase.seconds, 3)))
     for cost in costs:
         append_line(
-            (RunFolder(mine.private) if backend.setup.policy.real else mine).costs_file, json.dumps(cost.to_json())
+            (RunFolder(files.private) if backend.setup.policy.real else files).costs_file, json.dumps(cost.to_json())
         )
 
 

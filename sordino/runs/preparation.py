@@ -56,21 +56,21 @@ def prepare(run: RunningRun, backend: Backend, watch: Watch) -> Prepared | None:
     """Runs every phase before the training that is not over yet. None where the user has stopped it."""
     before: Tree = None
     begun: StartingPoint | None = None
-    for mine in backend.preparation:
-        place = RunFolder(run.folder).of_phase(mine.setup.phase).path
-        loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
+    for phase in backend.preparation:
+        place = RunFolder(run.folder).of_phase(phase.setup.phase).path
+        loaded = checkpoint.load(place / "checkpoints", phase.setup.state)
         begun = StartingPoint(place, loaded) if loaded is not None else begun
-        if loaded is None or not mine.setup.over(loaded.trees["server"]):
-            if (server := _played(run, mine, place, before, loaded, begun, watch)) is None:
+        if loaded is None or not phase.setup.over(loaded.trees["server"]):
+            if (server := _played(run, phase, place, before, loaded, begun, watch)) is None:
                 return None
-            after = checkpoint.load(place / "checkpoints", mine.setup.state)
+            after = checkpoint.load(place / "checkpoints", phase.setup.state)
             assert after is not None
             begun = StartingPoint(place, after)
         else:
-            with (federation := run.federation(mine)).ledger:
+            with (federation := run.federation(phase)).ledger:
                 server = stands(federation, loaded, run.folder).server  # ends a release that a crash cut short
-        _write_tables(mine, place, server)
-        before = mine.setup.result(server)
+        _write_tables(phase, place, server)
+        before = phase.setup.result(server)
     algorithm = backend.setup.algorithm
     server = first_state(algorithm, backend.setup.task, backend.setup.key, before, backend.home)
     public_tensors = PublicTensors.of(algorithm).public_tensors(before, backend.home)
@@ -81,7 +81,7 @@ def prepare(run: RunningRun, backend: Backend, watch: Watch) -> Prepared | None:
 
 def _played(
     run: RunningRun,
-    mine: Backend,
+    backend: Backend,
     place: Path,
     before: Tree,
     loaded: checkpoint.Loaded | None,
@@ -90,18 +90,18 @@ def _played(
 ) -> Tree | None:
     """Runs a phase to its end; returns the server's state there, None where the user has stopped it."""
     place.mkdir(parents=True, exist_ok=True)
-    setup = mine.setup
-    first = None if loaded else first_state(setup.algorithm, setup.task, setup.key, before, mine.home)
-    with run.opened(mine, place, first, loaded, begun) as phase:
+    setup = backend.setup
+    first = None if loaded else first_state(setup.algorithm, setup.task, setup.key, before, backend.home)
+    with run.opened(backend, place, first, loaded, begun) as phase:
         for _ in phase.rounds():
-            watch(mine, phase.federation, phase.row)
+            watch(backend, phase.federation, phase.row)
         return phase.at.server if phase.over else None
 
 
-def _write_tables(mine: Backend, place: Path, server: Tree) -> None:
+def _write_tables(phase: Backend, place: Path, server: Tree) -> None:
     """Writes the server's results as tables, computed from its state alone, so that a repeated call writes the same."""
-    assert isinstance(mine.setup.algorithm, Phase)
-    for name, rows in mine.setup.algorithm.tables(server).items():
+    assert isinstance(phase.setup.algorithm, Phase)
+    for name, rows in phase.setup.algorithm.tables(server).items():
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
@@ -182,10 +182,10 @@ def _depends(setup: PhaseSetup, version: str) -> Json:
     tables = experiment.model_dump(mode="json", include={*DEPENDS})
     priced = experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(setup) else None
     return {f"[{name}]": tables[name] for name in DEPENDS} | {
-        "how the preparation is done": [repr(mine.algorithm) for mine in setup.preparation],
+        "how the preparation is done": [repr(phase.algorithm) for phase in setup.preparation],
         "the outputs of the model": tree.size(setup.task.init(0)),
         "[privacy]": priced,
-        "what a budget leaves for it": [(repr(mine.plan.pricing), mine.plan.portion) for mine in setup.preparation],
+        "what a budget leaves for it": [(repr(phase.plan.pricing), phase.plan.portion) for phase in setup.preparation],
         "engine.precision": setup.engine.precision,
         "the version of sordino": version,
     }
@@ -193,11 +193,11 @@ def _depends(setup: PhaseSetup, version: str) -> Json:
 
 def _priced(setup: PhaseSetup) -> bool:
     """True where the preparation costs privacy budget."""
-    return any(mine.plan.offer is not None for mine in setup.preparation)
+    return any(phase.plan.offer is not None for phase in setup.preparation)
 
 
 def _phase(setup: PhaseSetup, name: str) -> PhaseSetup:
-    return next(mine for mine in setup.preparation if mine.phase == name)
+    return next(one for one in setup.preparation if one.phase == name)
 
 
 def _released(setup: PhaseSetup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
@@ -206,11 +206,11 @@ def _released(setup: PhaseSetup, source: Path) -> dict[str, tuple[Any, list[Entr
     with federation.ledger:
         entries = federation.entries()
     return {
-        mine.phase: (
-            checkpoint.load(RunFolder(source).of_phase(mine.phase).checkpoints, mine.state),
-            [entry for entry in entries if Op.of(entry.op).phase == mine.phase],
+        phase.phase: (
+            checkpoint.load(RunFolder(source).of_phase(phase.phase).checkpoints, phase.state),
+            [entry for entry in entries if Op.of(entry.op).phase == phase.phase],
         )
-        for mine in setup.preparation
+        for phase in setup.preparation
     }
 
 
@@ -220,7 +220,7 @@ def adopt(backend: Backend, folder: Path, run: str, ledger: Path, source: Path) 
     """
     setup = backend.setup
     ours, theirs = RunFolder(folder), RunFolder(source)
-    places = {mine.phase: ours.of_phase(mine.phase).checkpoints for mine in setup.preparation}
+    places = {one.phase: ours.of_phase(one.phase).checkpoints for one in setup.preparation}
     if all(checkpoint.latest(place) is not None for place in places.values()):
         return
     check_source(setup, source)  # again: a resumed adoption may come long after the first look

@@ -69,11 +69,11 @@ class RankTeam:
         if self._met:
             return
         self._met = True
-        mine = torch.device(device)
+        own_device = torch.device(device)
         digests = [torch.zeros(hashlib.sha256().digest_size, dtype=torch.uint8, device=CPU) for _ in range(self.world)]
-        dist.all_gather(digests, _bytes(hashlib.sha256(_name_of(mine, self.rank).encode()).digest()))
+        dist.all_gather(digests, _bytes(hashlib.sha256(_name_of(own_device, self.rank).encode()).digest()))
         alone = len({tuple(one.tolist()) for one in digests}) == self.world
-        if mine.type == "cuda" and alone and dist.is_nccl_available():
+        if own_device.type == "cuda" and alone and dist.is_nccl_available():
             self._adders = dist.new_group(backend="nccl", timeout=PATIENCE)
 
     def say(self, text: bytes, body: bytes = b"") -> None:
@@ -267,15 +267,15 @@ class Share:
     def summed(self, command: Round, message: bytes) -> Summed:
         """The sum of the uploads of all ranks."""
         site, t, everyone = self.site, command.t, sorted(command.terms)
-        mine, down, a = self._mine(command), self._broadcast(t, message), self.site.algorithm
-        uploads = site(t, down, mine).uploads
-        total = a.uplink.at(t, down).sum(uploads, a.zero(site.task, down), reach=lambda k: mine[k].reach).total
+        clients, down, a = self._mine(command), self._broadcast(t, message), self.site.algorithm
+        uploads = site(t, down, clients).uploads
+        total = a.uplink.at(t, down).sum(uploads, a.zero(site.task, down), reach=lambda k: clients[k].reach).total
         return Summed(self._team.sum(total), everyone)
 
     def uploads(self, command: Round, message: bytes) -> Iterator[tuple[int, bytes]]:
         """The upload of each client of this rank, as it goes over the wire."""
-        t, mine = command.t, self._mine(command)
-        for k, upload in self.site.each(t, self._broadcast(t, message), mine):
+        t, clients = command.t, self._mine(command)
+        for k, upload in self.site.each(t, self._broadcast(t, message), clients):
             yield k, wire.encode(self.site.header(t, k), tree.formed(upload))
 
     def _mine(self, command: Round) -> dict[int, Terms]:

@@ -215,14 +215,14 @@ class RunningRun:
         """Open a phase of the run, from the server's state `first` or from its checkpoint on; `begun` holds its
         clients' states.
         """
-        setup, mine = backend.setup, RunFolder(self.folder)
+        setup, files = backend.setup, RunFolder(self.folder)
         with ExitStack() as stack:
             federation = self.federation(backend)
             stack.callback(federation.ledger.close)
             at = PhaseState(first, 0) if loaded is None else stands(federation, loaded, self.folder)
             execute = backend.executor(self.folder, place, self.name, begun, public_tensors, stack)
             file, hidden = (
-                (mine.preparation_file, False) if setup.prepares else (mine.metrics_file, setup.policy.hidden)
+                (files.preparation_file, False) if setup.prepares else (files.metrics_file, setup.policy.hidden)
             )
             written = {} if begun is None else begun.loaded.meta
             rows = stack.enter_context(opened(file, written, setup.policy.real, hidden))

@@ -179,15 +179,15 @@ def _check_agreement(simulation: Simulation, folder: Path) -> None:
 
 def _check_unedited(experiment: Experiment, folder: Path) -> None:
     """Refuse an edited experiment: a run's guarantee is that of one experiment, of which only [engine] may change."""
-    mine = RunFolder(folder)
+    files = RunFolder(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
-    pairs: list[tuple[str, str]] = [(mine.environment.config, now[1])]
-    of_several = place_for(mine.environment.run, mine.environment.site, Agreement.read(folder).dataset)
+    pairs: list[tuple[str, str]] = [(files.environment.config, now[1])]
+    of_several = place_for(files.environment.run, files.environment.site, Agreement.read(folder).dataset)
     if not experiment.privacy.ledger and of_several.exists():  # a new ledger would know of nothing that it has spent
         pairs.append(("", ""))
-    if experiment.privacy.ledger or mine.ledger.exists():  # one that is shared stood before the run began
-        with Ledger.as_founded(mine.ledger) as ledger:
-            notes = [entry.parsed for entry in of_run(ledger, mine.environment.run)]
+    if experiment.privacy.ledger or files.ledger.exists():  # one that is shared stood before the run began
+        with Ledger.as_founded(files.ledger) as ledger:
+            notes = [entry.parsed for entry in of_run(ledger, files.environment.run)]
         pairs += [(note.config, note.noise) for note in notes]
     if any(each != now for each in pairs):
         raise RunError(

@@ -97,16 +97,16 @@ def _serve(experiment: Experiment, arguments: list[str], messages: IO[bytes], an
     folder, place, run, stage, first, step = arguments
     whole, engine = simulated(experiment, key_of_data(Path(folder))), experiment.engine
     check_rows(whole, Agreement.read(Path(folder)).dataset)
-    mine = whole.at(int(stage))
+    phase = whole.at(int(stage))
     torch.set_num_threads(engine.threads)
     keep_freed_memory()
-    which, file = range(int(first), len(mine.setup.public.sizes), int(step)), RunFolder(Path(folder)).tensors_file
+    which, file = range(int(first), len(phase.setup.public.sizes), int(step)), RunFolder(Path(folder)).tensors_file
     given = None
-    if not mine.setup.prepares and file.exists():
+    if not phase.setup.prepares and file.exists():
         given = {name: here(value) for name, value in checkpoint.tensors(file).items()}
     secret = secret_of(Path(folder))
     kept = RunFolder(Path(place)).checkpoints / f"clients-{first}"  # what clients keep is not to be shown
-    site = mine.site(run, which, mine.setup.states(Path(place)), secret, given, kept)
+    site = phase.site(run, which, phase.setup.states(Path(place)), secret, given, kept)
     handler = RequestHandler(Signer(first, run), lambda stage: site)
     line = SlowNetwork(**engine.network.of(int(first)))
     if given is not None:

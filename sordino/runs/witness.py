@@ -206,7 +206,7 @@ def needed(setup: PlannedPhase) -> bool:
 
 def _tell(folder: Path, why: str) -> None:
     """Records for the receipt why a run has no witness (a record of its releases outside the folder)."""
-    mine = RunFolder(folder)
-    if mine.environment.unwitnessed != why:
-        environment = mine.environment.beside(unwitnessed=why)
-        atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
+    files = RunFolder(folder)
+    if files.environment.unwitnessed != why:
+        environment = files.environment.beside(unwitnessed=why)
+        atomic_write(files.environment_file, json.dumps(environment.to_json(), indent=2).encode())

@@ -264,8 +264,8 @@ class LatticePublic:
     def agreed(self, headers: Iterable[SealedHeader]) -> SealedHeader:
         """Header of the sum; refused unless all messages are encrypted under this key and fit together."""
         first, *rest = headers
-        mine = replace(self.header(first.round, first.size, first.layout), count=0)
-        header = joined([mine, first, *rest])
+        own = replace(self.header(first.round, first.size, first.layout), count=0)
+        header = joined([own, first, *rest])
         self.check(header.layout, header.count)
         return header
 

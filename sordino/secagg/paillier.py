@@ -133,8 +133,8 @@ class PaillierPublic:
     def _joined(self, headers: Sequence[SealedHeader]) -> SealedHeader:
         """Header of the sum; refused, before any arithmetic, unless all messages are encrypted under this key and fit
         together."""
-        mine = self.header(headers[0].round, headers[0].size, headers[0].layout)
-        return joined([replace(mine, count=0), *headers])
+        header = self.header(headers[0].round, headers[0].size, headers[0].layout)
+        return joined([replace(header, count=0), *headers])
 
     def _numbers(self, message: Sealed) -> list[int]:
         length, count = self.bits // 4, integers(message.header.size, message.header.slots)

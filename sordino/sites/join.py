@@ -283,14 +283,14 @@ def _check_same(asked: Proposed) -> None:
     if asked.experiment.privacy.real:
         private.check_place(asked.folder, asked.options.moved)
     before, now = agreement_file.read_invitation(asked.folder / INVITATION, with_code=True), asked.invitation
-    mine = RunFolder(asked.folder).environment
+    environment = RunFolder(asked.folder).environment
     for what, there, here in (
         ("run", before.fields.run, now.fields.run),
         ("experiment", before.experiment.digest(), now.experiment.digest()),
         ("agreement", before.agreement.digest, now.agreement.digest),
         ("key of the server", before.fields.server_key, now.fields.server_key),
-        ("client", mine.clients, (asked.client,)),
-        ("answer to whether it shares scores", mine.shares_scores, asked.options.shares_scores),
+        ("client", environment.clients, (asked.client,)),
+        ("answer to whether it shares scores", environment.shares_scores, asked.options.shares_scores),
     ):
         if there != here:
             raise RunError(

@@ -67,8 +67,8 @@ class Membership(Responder, RequestPolicy):
     _logged: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that are already in metrics.jsonl
 
     def __post_init__(self) -> None:
-        mine = self._mine
-        self._logged = {(row.phase, row.round) for row in (*mine.metrics(), *mine.prepared())}
+        files = self._mine
+        self._logged = {(row.phase, row.round) for row in (*files.metrics(), *files.prepared())}
         self.accounts.reserve_all()
 
     @property

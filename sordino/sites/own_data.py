@@ -86,12 +86,12 @@ class OwnData:
     def check(self, agreed: SitesAgreement, client: int) -> None:
         """Refuse data that differ from those that were announced."""
         theirs = agreed.clients[client]
-        mine = self.announced(theirs.name, theirs.site)
+        announced = self.announced(theirs.name, theirs.site)
         pairs = [
-            ("examples to train on", mine.clients[0].examples, theirs.examples),
-            ("examples to be tested on", mine.clients[0].tested, theirs.tested),
-            *((name, value, getattr(agreed.data, name)) for name, value in mine.data),
-            ("data", mine.clients[0].commitment, theirs.commitment),
+            ("examples to train on", announced.clients[0].examples, theirs.examples),
+            ("examples to be tested on", announced.clients[0].tested, theirs.tested),
+            *((name, value, getattr(agreed.data, name)) for name, value in announced.data),
+            ("data", announced.clients[0].commitment, theirs.commitment),
         ]
         for what, here, there in pairs:
             if here != there:

@@ -337,22 +337,22 @@ def _environment(folder: Path, experiment: Experiment, agreed: SitesAgreement) -
     """Environment of the run in the folder, refused where that is another run; a new one where there is no folder."""
     if not folder.exists():
         return environment_of(experiment).beside(site=SERVER)
-    mine = RunFolder(folder)
-    mine.check()
-    if mine.environment.site != SERVER or not (folder / AGREEMENT).is_file():
+    files = RunFolder(folder)
+    files.check()
+    if files.environment.site != SERVER or not (folder / AGREEMENT).is_file():
         raise RunError(
             f"{folder} holds a run that is not one between sites",
             fix="choose another --out",
             code="run-exists",
         )
-    if mine.environment.config != experiment.digest() or read_agreement(folder / AGREEMENT).digest != agreed.digest:
+    if files.environment.config != experiment.digest() or read_agreement(folder / AGREEMENT).digest != agreed.digest:
         raise RunError(
             f"{folder} holds a run of another experiment or another agreement",
             why="sites have accepted that one, and it may not change while it runs",
             fix="put the old files back, or choose another --out for a new run",
             code="edited-run",
         )
-    return mine.environment
+    return files.environment
 
 
 def _end(side: SitesBackend, folder: Path, run: str) -> None:

@@ -76,8 +76,8 @@ def finetune(task: Task, params: Params, shard: Shard) -> Shared:
 
 def proto(task: Task, params: Params, shard: Shard) -> NearestMean:
     def by_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        mine = torch.nn.functional.one_hot(y, task.classes).double()
-        return mine.T @ _features(task, params, x).double(), mine.sum(0)
+        one_hot = torch.nn.functional.one_hot(y, task.classes).double()
+        return one_hot.T @ _features(task, params, x).double(), one_hot.sum(0)
 
     sums, counts = shard.sum(by_class)
     labels = torch.nonzero(counts).flatten()
@@ -128,9 +128,9 @@ def episode_loss(task: Task, params: Params, support: Examples, query: Examples,
     """
     z = task.features(params, torch.cat([support.x, query.x]), draws)
     held, asked = z[: len(support.y)], z[len(support.y) :]
-    mine = (support.y[:, None] == torch.arange(task.labels, device=z.device)).to(z.dtype)
-    count = mine.sum(0)
-    logits = distances(asked, (mine.T @ held) / count.clamp_min(1)[:, None]).masked_fill(count == 0, -torch.inf)
+    one_hot = (support.y[:, None] == torch.arange(task.labels, device=z.device)).to(z.dtype)
+    count = one_hot.sum(0)
+    logits = distances(asked, (one_hot.T @ held) / count.clamp_min(1)[:, None]).masked_fill(count == 0, -torch.inf)
     losses = torch.nn.functional.cross_entropy(logits, query.y, reduction="none")
     known = count[query.y] > 0
     return torch.where(known, losses, 0.0).sum() / known.sum().clamp_min(1)

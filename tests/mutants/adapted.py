@@ -50,7 +50,7 @@ ADAPTED = [
     one(
         "another promise in the same folder",
         "adapters/private_uplink.py",
-        "if mine.environment.config != phase.experiment.digest() or not",
+        "if files.environment.config != phase.experiment.digest() or not",
         "if not",
         f"{UPLINK}::test_a_folder_keeps_its_terms",
     ),

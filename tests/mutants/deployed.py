@@ -16,7 +16,7 @@ DEPLOYED = [
     one(
         "a client goes on in the folder, and on the ledger, of another one",
         "sites/join.py",
-        '        ("client", mine.clients, (asked.client,)),\n',
+        '        ("client", environment.clients, (asked.client,)),\n',
         "",
         "tests/sites/test_joining.py::test_what_was_accepted_does_not_change",
     ),

@@ -217,15 +217,15 @@ KEPT = [
     one(
         "a page outlives the run that it shows",
         "receipts/receipt.py",
-        "elif mine.page_file.is_file():",
+        "elif files.page_file.is_file():",
         "elif False:",
         "tests/stories/test_stopped_runs.py::test_what_was_made_of_it_does_not_outlive_it[False]",
     ),
     one(
         "a resumed run founds a ledger that is not there",
         "runs/run.py",
-        "if experiment.privacy.ledger or mine.ledger.exists():",
-        "if mine.ledger.exists():",
+        "if experiment.privacy.ledger or files.ledger.exists():",
+        "if files.ledger.exists():",
         "tests/config/test_paths.py::test_where_there_is_no_ledger_none_is_made",
     ),
     one(

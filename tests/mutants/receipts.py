@@ -165,8 +165,8 @@ RECEIPTS = [
     one(
         "the releases of a preparation are not planned again",
         "receipts/verify.py",
-        "for mine in (*setup.preparation, setup):",
-        "for mine in (setup,):",
+        "for phase_setup in (*setup.preparation, setup):",
+        "for phase_setup in (setup,):",
         "tests/runs/test_phases.py::test_a_release_of_the_preparation_that_is_not_planned_is_named",
     ),
     one(

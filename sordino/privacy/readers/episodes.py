@@ -110,10 +110,10 @@ def opened(examples: Examples, effort: LocalWork, grant: Grant, key: Key) -> Ite
         return
     labels = examples.y.cpu()
     for step in range(effort.count(len(labels))):
-        mine = keys.fold(key, "episode", step)
-        support, query = draw(labels, effort.batch(len(examples.y)), mine)
+        own_key = keys.fold(key, "episode", step)
+        support, query = draw(labels, effort.batch(len(examples.y)), own_key)
         rows = torch.cat([support, query])
-        yield OpenEpisode(taken(examples, support), taken(examples, query), keys.bits(mine, len(rows)))
+        yield OpenEpisode(taken(examples, support), taken(examples, query), keys.bits(own_key, len(rows)))
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ class CellShard(GuardedShard[CellGradient]):
         check_reservation(self._opened, reads, self._grant.reads, "episodes")
         self._opened = True
         for step in range(reads):
-            mine = keys.fold(key, "episode", step)
-            cells = [(i, taken(self._examples, rows)) for i, rows in self._cells(effort, step, mine)]
-            yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
+            own_key = keys.fold(key, "episode", step)
+            cells = [(i, taken(self._examples, rows)) for i, rows in self._cells(effort, step, own_key)]
+            yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, own_key)
 
     def _cells(self, work: LocalWork, step: int, key: Key) -> Iterator[tuple[int, Tensor]]:
         """The cells (groups of examples) chosen for this step, each with its number and its rows. Draws within a cell
@@ -269,7 +269,7 @@ class NoisyEpisode:
         """
         if len(cell.y) < 2:
             return tree.zeros_like(params)
-        mine = keys.fold(self._key, "cell", number)
-        support, query = draw(cell.y, len(cell.y) // 2, mine)
-        draws = keys.bits(mine, len(support) + len(query))
+        cell_key = keys.fold(self._key, "cell", number)
+        support, query = draw(cell.y, len(cell.y) // 2, cell_key)
+        draws = keys.bits(cell_key, len(support) + len(query))
         return OpenEpisode(taken(cell, support), taken(cell, query), draws).grad(loss, params)

@@ -167,25 +167,25 @@ class _CleanProcess:
 
     def __init__(self, module: str) -> None:
         """`module`: the program that the clean process runs, and that answers calls."""
-        mine, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        here, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", module, str(its.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(command, env=environment, pass_fds=[its.fileno()], process_group=0)
         its.close()
-        self._line, self._owner, self._imports = mine, os.getpid(), list[str]()
+        self._line, self._owner, self._imports = here, os.getpid(), list[str]()
 
     @property
     def usable(self) -> bool:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def __call__(self, request: bytes) -> Params:
-        mine, its = socket.socketpair()
-        with mine:
+        here, its = socket.socketpair()
+        with here:
             with its:
                 socket.send_fds(self._line, [json.dumps(self._imports).encode()], [its.fileno()])
-            mine.sendall(request)
-            mine.shutdown(socket.SHUT_WR)
-            with mine.makefile("rb") as stream:
+            here.sendall(request)
+            here.shutdown(socket.SHUT_WR)
+            with here.makefile("rb") as stream:
                 output = stream.read()
         status = self._line.recv(STATUS)
         reply, found = _understood(output, int(status or b"1"))

@@ -85,9 +85,9 @@ class MedianShard(GradientsOnly[MedianClip]):
         return len(self._examples.y)
 
     def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]:
-        mine, step = effort(work, self._grant), 0
-        for order, count in epochs(self.size, mine, key):
-            for rows in torch.split(order, mine.batch(self.size))[:count]:
+        local, step = effort(work, self._grant), 0
+        for order, count in epochs(self.size, local, key):
+            for rows in torch.split(order, local.batch(self.size))[:count]:
                 yield GuardedBatch(partial(self.read, rows, step, keys.fold(key, "draw", step)))
                 step += 1
 

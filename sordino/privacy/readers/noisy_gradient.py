@@ -190,11 +190,11 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
     _read: set[int] = field(default_factory=set)
 
     def batches(self, work: LocalWork, key: Key) -> Iterator[Batch]:
-        mine = effort(work, self._grant)
-        check_reservation(self._opened, self._reader.reads(mine, self.size), self._grant.reads, "examples")
+        local = effort(work, self._grant)
+        check_reservation(self._opened, self._reader.reads(local, self.size), self._grant.reads, "examples")
         self._opened = True
-        for step, rows in enumerate(self._rows(mine)):
-            yield GuardedBatch(partial(self.read, step, rows, keys.fold(key, "draw", step), mine.batch(self.size)))
+        for step, rows in enumerate(self._rows(local)):
+            yield GuardedBatch(partial(self.read, step, rows, keys.fold(key, "draw", step), local.batch(self.size)))
 
     def mixed(self, work: LocalWork, key: Key, how: How) -> Iterator[BesidePublic]:
         """Noisy batches, and beside each of them public rows, which need no noise."""

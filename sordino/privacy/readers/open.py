@@ -89,14 +89,14 @@ class OpenShard:
     def mixed(self, work: LocalWork, key: Key, how: How) -> Iterator[BesidePublic]:
         public = self._grant.public
         assert public is not None, "only who was given public examples mixes them with its own"
-        mine, many = effort(work, self._grant), len(public.y)
+        local, many = effort(work, self._grant), len(public.y)
         if how == "union":
-            for step, (own, others) in enumerate(piles(self.size, many, mine, key)):
+            for step, (own, others) in enumerate(piles(self.size, many, local, key)):
                 batch = OpenBatch(self, own, None, step, key)
                 draws = keys.bits(keys.fold(key, "draw", step), len(own) + len(others))
                 yield BesidePublic(batch, taken(public, others), batch._raw, draws)
             return
-        steps, each = halved(mine, self.size, how)
+        steps, each = halved(local, self.size, how)
         for step, (batch, others) in enumerate(zip(self._batches(steps, key), stream(many, each, key), strict=False)):
             draws = keys.bits(keys.fold(key, "draw", step), len(batch._rows) + each)
             yield BesidePublic(batch, taken(public, others), batch._raw, draws)
@@ -104,15 +104,15 @@ class OpenShard:
     def batches(self, work: LocalWork, key: Key) -> Iterator[OpenBatch]:
         return self._batches(effort(work, self._grant), key)
 
-    def _batches(self, mine: LocalWork, key: Key) -> Iterator[OpenBatch]:
+    def _batches(self, local: LocalWork, key: Key) -> Iterator[OpenBatch]:
         step, (x, y) = 0, self._examples
-        n, size, few = self.size, mine.batch(self.size), x.numel() <= FEW
+        n, size, few = self.size, local.batch(self.size), x.numel() <= FEW
         ready: tuple[Ready, Tensor] | None = None
-        for order, count in epochs(n, mine, key):
+        for order, count in epochs(n, local, key):
             if few:  # all together, in the order in which the first epoch reads them
                 if step == 0:
                     rows = take(x, order), y[order]
-                    x_all, y_all = self._task.ready(*rows, whole=mine.count(n) * size >= n)
+                    x_all, y_all = self._task.ready(*rows, whole=local.count(n) * size >= n)
                     ready, place = (x_all, y_all), order.argsort()
                 else:
                     now = place[order]

@@ -45,19 +45,19 @@ class PaddedShard(GuardedShard[Open]):
         raise RuntimeError("clients of a stack have different sizes")
 
     def batches(self, work: LocalWork, key: Key) -> Iterator[PaddedBatch]:
-        mine, (x, y) = effort(work, self._grant), self._examples
+        local, (x, y) = effort(work, self._grant), self._examples
         if self._grant.part is not None:
             raise RuntimeError("a part of one's batches is another number of steps for each size")
-        most, size = len(y), mine.batch_size or len(y)
+        most, size = len(y), local.batch_size or len(y)
         first = self._order(key, 0)
         # all together, in the order in which the first epoch reads them
-        every = mine.epochs is not None or mine.count(most) * size >= most
+        every = local.epochs is not None or local.count(most) * size >= most
         ready = self._task.ready(take(x, first), y[first], whole=every)
         place = first.argsort()
-        if mine.epochs is None:
-            yield from self._asked_live(self._steps(mine.count(most), size, key, ready, place))
+        if local.epochs is None:
+            yield from self._asked_live(self._steps(local.count(most), size, key, ready, place))
         else:
-            yield from self._asked_live(self._epochs(mine.epochs, size, key, ready, place))
+            yield from self._asked_live(self._epochs(local.epochs, size, key, ready, place))
 
     def _asked_live(self, batches: Iterator[PaddedBatch]) -> Iterator[PaddedBatch]:
         """The batches; an error unless the algorithm asks of each one whether it is `live`, or padding only."""

@@ -152,9 +152,9 @@ class CoordinateLaplace(Stage):
         scale = self._scale(weights) * steps
         if self.target == "per_client":
             for i, (weight, upload) in enumerate(zip(weights, uploads, strict=True)):
-                mine = source.child("flag", i)
-                if self._wanted(upload, 1, mine):
-                    total = _noised(total, scale * weight / math.fsum(weights), mine)
+                flag = source.child("flag", i)
+                if self._wanted(upload, 1, flag):
+                    total = _noised(total, scale * weight / math.fsum(weights), flag)
             return total
         return _noised(total, scale, source) if self._wanted(total, len(weights), source.child("flags")) else total
 

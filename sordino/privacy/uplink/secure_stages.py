@@ -205,7 +205,7 @@ class Aggregated(SecureStage):
 
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
         if shared is not None:
-            return shared, self.assumed(True, False, False, False)
+            return shared, self.assumed(shares=True, hidden=False, central=False, opens=False)
         return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (self._masked,)
 
     def assumed(self, shares: bool, hidden: bool, central: bool, opens: bool) -> tuple[str, ...]:

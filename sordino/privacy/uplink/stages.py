@@ -262,8 +262,8 @@ class OneField(Stage):
         return replace(self, stage=self.stage.at(t, public))
 
     def learn(self, mean: object, like: object, std: float, each: Sequence[object]) -> Tree:
-        mine = [getattr(upload, self.field) for upload in each]
-        return self.stage.learn(getattr(mean, self.field), getattr(like, self.field), std, mine)
+        parts = [getattr(upload, self.field) for upload in each]
+        return self.stage.learn(getattr(mean, self.field), getattr(like, self.field), std, parts)
 
     def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
         if (weight := self.stage.weight(size, largest, precision)) != 1:

@@ -229,7 +229,7 @@ class Served(Calibrated[PrototypeState, Any, Model], PerClientMessages, carries_
                 continue  # not the model of a client
             model = tree.add(s.x, up.delta)
             images = self.public_examples(task, public_tensors, sizes[k], keys.fold(home.key, "equip", k))
-            mine, many = class_sums(partial(self._features, task, model), images, task.labels)
-            sums, counts = sums + mine, counts + many
+            of_rows, many = class_sums(partial(self._features, task, model), images, task.labels)
+            sums, counts = sums + of_rows, counts + many
         after = self.advanced(s, Up(r.mean.delta, sums.float(), counts.float()))
         return PrototypeState(*after, s.generator, s.learned)

@@ -244,8 +244,8 @@ class Recipe:
             """
             sure = []
             for label, anchor in known.items():
-                mine = images[labels == label]
-                logits = anchor.task.predict(anchor.model, mine)[:, : anchor.task.labels]
+                of_label = images[labels == label]
+                logits = anchor.task.predict(anchor.model, of_label)[:, : anchor.task.labels]
                 sure.append(logits.softmax(1)[:, label].mean())
             return float(torch.stack(sure).mean()) if sure else 0.0
 
@@ -261,9 +261,9 @@ class Recipe:
         found = {}
         for label in range(self.shape.classes):
             rows = torch.nonzero(candidates.y == label).flatten()
-            mine = [a for a in (self._merged(anchors) if self.merge == "mean" else anchors) if a.label == label]
-            if mine:
-                far = torch.stack([distances(a.seen(candidates.x[rows]), a.mean) for a in mine]).mean(0)
+            of_label = [a for a in (self._merged(anchors) if self.merge == "mean" else anchors) if a.label == label]
+            if of_label:
+                far = torch.stack([distances(a.seen(candidates.x[rows]), a.mean) for a in of_label]).mean(0)
                 near = nearest(far, self.keep)
                 found[label] = rows[near if self.threshold is None else near[far[near] <= self.threshold]]
             else:

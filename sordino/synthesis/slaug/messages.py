@@ -104,9 +104,9 @@ def requests_of(s: AskingState, skills: Sequence[Sequence[DeviceScores]]) -> lis
     """Devices that were asked for a prototype of each class, the best one first; empty if no device has been scored."""
 
     def of(label: int) -> list[AskedDevice]:
-        mine = s.slots == label
-        ranks = set(s.place[mine & (s.state == 1)].tolist())
-        last = int(s.place[mine].max()) if bool(mine.any()) else -1
+        of_label = s.slots == label
+        ranks = set(s.place[of_label & (s.state == 1)].tolist())
+        last = int(s.place[of_label].max()) if bool(of_label.any()) else -1
         devices = s.order[: last + 1, label].tolist()
         return [AskedDevice(k, rank in ranks, *skills[k][label]) for rank, k in enumerate(devices)]
 

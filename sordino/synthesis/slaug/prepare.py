@@ -288,8 +288,8 @@ class Ask(
         return ImageRequests(device, s.slots)
 
     def per_client_message(self, down: ImageRequests, client: int) -> ImageRequest:
-        mine = down.label[down.device == client][:1]
-        return ImageRequest(mine if len(mine) else mine.new_full((1,), -1))  # a message has one shape for all clients
+        asked = down.label[down.device == client][:1]
+        return ImageRequest(asked if len(asked) else asked.new_full((1,), -1))  # one shape for all clients
 
     def zero(self, task: Task, down: ImageRequests) -> Prototype:
         total = torch.zeros(dimensions(self, task))

@@ -287,9 +287,9 @@ def test_what_arithmetic_changes_is_part_of_delta(tmp_path: Path) -> None:
     made = start(validate(experiment), tmp_path / "run").receipt
     rows = [row for row in made.guarantees if row.unit == "client"]
     setup, books = opened(tmp_path / "run")
-    (told,) = {claim.drift for entry in books.entries() for one in entry.parsed.releases for claim in claims_in(one)} - {
-        0.0
-    }
+    (told,) = {
+        claim.drift for entry in books.entries() for one in entry.parsed.releases for claim in claims_in(one)
+    } - {0.0}
     books.ledger.close()
     assert told == pytest.approx(setup.coordinates * FLOAT_ERROR)
     assert {(row.delta, row.status) for row in rows} == {(1e-5, "proved")}
