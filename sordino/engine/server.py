@@ -29,7 +29,7 @@ from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.robust import fewest
 from sordino.privacy.uplink.stages import Weigh
-from sordino.sampling.draws import RoundCrew
+from sordino.sampling.draws import Turnout
 from sordino.tree import Tree
 from sordino.types import NoiseSource, Received, Task, Terms
 
@@ -58,9 +58,9 @@ class FederatedServer(Accounts):
     def source(self, t: int) -> NoiseSource:
         return for_round(self.policy.noise, self.key, t)
 
-    def all_terms(self, now: OpenRound, crew: RoundCrew) -> dict[int, Terms]:
+    def all_terms(self, now: OpenRound, turnout: Turnout) -> dict[int, Terms]:
         """Terms of every client that takes part in the round: its noise multiplier and its amount of work."""
-        terms = {k: self.terms(k, now.prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in now.granted}
+        terms = {k: self.terms(k, now.prices[k], turnout.epochs.get(k), turnout.parts.get(k)) for k in now.granted}
         if self.algorithm.uplink.shared:  # shares of one noise are all alike
             return {k: replace(each, multiplier=now.central) for k, each in terms.items()}
         return terms
@@ -85,11 +85,11 @@ class FederatedServer(Accounts):
         personal = self.algorithm.uplink.personal and price is not None
         return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
 
-    def receive(self, now: OpenRound, answers: Answers, crew: RoundCrew, down: Tree) -> Release:
+    def receive(self, now: OpenRound, answers: Answers, turnout: Turnout, down: Tree) -> Release:
         """The release of a round: the sum of the uploads, noised, decoded and divided."""
         t, zero, source = now.t, self.algorithm.zero(self.home.task, down), self.source(now.t).child("server")
         uplink, coordinates = self.algorithm.uplink.at(t, down), tree.size(zero)
-        mail = self.inbox.open(t, answers.uploads, crew, down)
+        mail = self.inbox.open(t, answers.uploads, turnout, down)
         uploads: RoundUploads | Summed = mail
         came = None
         if self.secure_sum is not None:
@@ -224,8 +224,8 @@ class Inbox:
             return sum(wire.size(self.header(t, -1), wire.schema(own.per_client_message(down, k))) for k in clients)
         return len(clients) * (held or wire.size(self.header(t, -1), wire.schema(down)))
 
-    def open(self, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: RoundCrew, down: Tree) -> RoundUploads:
-        return RoundUploads(self, t, uploads, crew, down)
+    def open(self, t: int, uploads: Iterable[tuple[int, Tree] | Summed], turnout: Turnout, down: Tree) -> RoundUploads:
+        return RoundUploads(self, t, uploads, turnout, down)
 
 
 class RoundUploads:
@@ -234,16 +234,16 @@ class RoundUploads:
     """
 
     def __init__(
-        self, inbox: Inbox, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: RoundCrew, down: Tree
+        self, inbox: Inbox, t: int, uploads: Iterable[tuple[int, Tree] | Summed], turnout: Turnout, down: Tree
     ) -> None:
-        self._inbox, self._t, self._uploads, self._crew, self._down = inbox, t, uploads, crew, down
+        self._inbox, self._t, self._uploads, self._turnout, self._down = inbox, t, uploads, turnout, down
         self._answered = list[int]()
         self._size = 0
         self._seen = list[int]()  # checksums of single uploads that the server sees
 
     def __iter__(self) -> Iterator[tuple[int, Tree] | Summed]:
         """Yields the uploads that came in time, decoded and checked."""
-        inbox, t, late = self._inbox, self._t, self._crew.late
+        inbox, t, late = self._inbox, self._t, self._turnout.late
         length = wire.sizes(inbox.header(t, 0), self._schema)
         # where noise protects the sum, or it cannot be read, single uploads are not seen
         each_is_seen = not self._uplink.hides_each and self._uplink.secure is None
@@ -255,7 +255,7 @@ class RoundUploads:
                 yield one
                 continue
             k, answer = one
-            if k in self._crew.lost:
+            if k in self._turnout.lost:
                 continue
             upload = answer
             if isinstance(answer, bytes | memoryview):

@@ -123,7 +123,7 @@ def first_head(rate: float) -> NDArray[np.uint64]:
     return np.array(thresholds, dtype=np.uint64)
 
 
-class RoundCrew(NamedTuple):
+class Turnout(NamedTuple):
     """Clients of a round: those that compute, those that are late or lost, and how much of their work slow ones do."""
 
     active: list[int]
@@ -169,17 +169,17 @@ class Stragglers:
         """True if the sum may leave out a client that was asked to compute."""
         return any(self.faults) or (self.policy == "late" and self.share > 0)
 
-    def split(self, cohort: Sequence[int], t: int, key: int) -> RoundCrew:
-        crew, here = self._slow(cohort, t, key), keys.fold(key, "faults", t)
+    def split(self, cohort: Sequence[int], t: int, key: int) -> Turnout:
+        turnout, here = self._slow(cohort, t, key), keys.fold(key, "faults", t)
         lose, delay = self.faults
-        if not lose + delay or not crew.active:
-            return crew
-        tossed = _fates(here, crew.active).tolist()  # independent of the other clients
-        lost = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if toss < lose)
-        late = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if lose <= toss < lose + delay)
-        return crew._replace(lost=lost, late=crew.late | late)
+        if not lose + delay or not turnout.active:
+            return turnout
+        tossed = _fates(here, turnout.active).tolist()  # independent of the other clients
+        lost = frozenset(k for k, toss in zip(turnout.active, tossed, strict=True) if toss < lose)
+        late = frozenset(k for k, toss in zip(turnout.active, tossed, strict=True) if lose <= toss < lose + delay)
+        return turnout._replace(lost=lost, late=turnout.late | late)
 
-    def _slow(self, cohort: Sequence[int], t: int, key: int) -> RoundCrew:
+    def _slow(self, cohort: Sequence[int], t: int, key: int) -> Turnout:
         here = keys.fold(key, "stragglers", t)
         if self.own_fate:
             tossed = _fates(here, cohort).tolist() if self.share else [1.0] * len(cohort)
@@ -188,17 +188,17 @@ class Stragglers:
             slow_count = len(cohort) - round(len(cohort) * (1 - self.share))  # Python rounds half to even
             slow = [cohort[i] for i in keys.order(keys.word(here), len(cohort))[:slow_count].tolist()]
         if not slow:
-            return RoundCrew(list(cohort), frozenset(), {})
+            return Turnout(list(cohort), frozenset(), {})
         if self.policy == "drop":
             dropped = frozenset(slow)
-            return RoundCrew([k for k in cohort if k not in dropped], frozenset(), {})
+            return Turnout([k for k in cohort if k not in dropped], frozenset(), {})
         if self.policy == "late":
-            return RoundCrew(list(cohort), frozenset(slow), {})
+            return Turnout(list(cohort), frozenset(slow), {})
         if self.epochs is None or self.epochs < 2:
             drawn = self._drawn(keys.fold(here, "parts"), slow).tolist()
-            return RoundCrew(list(cohort), frozenset(), {}, parts=dict(zip(slow, drawn, strict=True)))
+            return Turnout(list(cohort), frozenset(), {}, parts=dict(zip(slow, drawn, strict=True)))
         efforts = 1 + (self._drawn(keys.fold(here, "epochs"), slow) * (self.epochs - 1)).long()
-        return RoundCrew(list(cohort), frozenset(), dict(zip(slow, efforts.tolist(), strict=True)))
+        return Turnout(list(cohort), frozenset(), dict(zip(slow, efforts.tolist(), strict=True)))
 
     def _drawn(self, key: Key, slow: Sequence[int]) -> Tensor:
         return _fates(key, slow) if self.own_fate else keys.uniform(key, len(slow))

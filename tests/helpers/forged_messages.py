@@ -10,7 +10,7 @@ from typing import Any
 
 from sordino.engine import wire
 from sordino.engine.commands import Begin, Command, Round, Score, read_answer
-from sordino.sampling.draws import RoundCrew
+from sordino.sampling.draws import Turnout
 from sordino.sites.membership import Membership
 from sordino.transport.message import Signer, peek
 from tests.helpers.between_sites import SERVER, Federated
@@ -50,7 +50,7 @@ class Server:
                 books.reserve(now, books.prices(now, [self.own], stalled))
             now = books.open(t)
             now = books.reserve(now, books.prices(now, [self.own], stalled))
-            return Round(t, books.all_terms(now, RoundCrew([self.own], frozenset(), {})))
+            return Round(t, books.all_terms(now, Turnout([self.own], frozenset(), {})))
 
     def says(
         self,

@@ -30,9 +30,9 @@ def spend(parts: Simulation) -> tuple[FederatedServer, list[list[int]]]:
     granted = []
     for t in range(parts.setup.experiment.rounds):
         drawn = federation.cohort.draw(t, federation.population, federation.key)
-        crew = federation.stragglers.split(drawn, t, federation.key)
+        turnout = federation.stragglers.split(drawn, t, federation.key)
         now = federation.open(t)
-        granted.append([*federation.reserve(now, federation.prices(now, crew.active, False)).granted])
+        granted.append([*federation.reserve(now, federation.prices(now, turnout.active, False)).granted])
     return federation, granted
 
 

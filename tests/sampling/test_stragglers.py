@@ -32,8 +32,8 @@ quick = settings(deadline=None, derandomize=True, max_examples=80)
 @pytest.mark.parametrize(("share", "active"), [(0.0, 10), (0.5, 5), (0.9, 1), (1.0, 0), (0.25, 8), (0.35, 6)])
 def test_how_many_are_left(share: float, active: int) -> None:
     """n = round half to even of m (1 - s): 7.5 becomes 8, 6.5 becomes 6."""
-    crew = Stragglers(share, "drop").split(TEN, 0, KEY)
-    assert len(crew.active) == active
+    turnout = Stragglers(share, "drop").split(TEN, 0, KEY)
+    assert len(turnout.active) == active
     assert len(Stragglers(share, "late").split(TEN, 0, KEY).late) == 10 - active
     assert len(Stragglers(share, "keep", 5).split(TEN, 0, KEY).epochs) == 10 - active
 
@@ -64,8 +64,11 @@ def test_in_a_hidden_cohort_nobodys_fate_depends_on_who_else_was_drawn(
     """Otherwise a client that leaves would change what others send, and one clip would not bound that."""
 
     def fates(cohort: set[int]) -> dict[int, Any]:
-        crew = Stragglers(share, policy, epochs, own_fate=True).split(sorted(cohort), t, KEY)
-        return {k: (k in crew.active, k in crew.late, crew.epochs.get(k), crew.parts.get(k)) for k in drawn - {other}}
+        turnout = Stragglers(share, policy, epochs, own_fate=True).split(sorted(cohort), t, KEY)
+        return {
+            k: (k in turnout.active, k in turnout.late, turnout.epochs.get(k), turnout.parts.get(k))
+            for k in drawn - {other}
+        }
 
     assert fates(drawn | {other}) == fates(drawn - {other})
 
@@ -91,9 +94,9 @@ def test_everybody_is_slow_equally_often_and_does_every_effort_equally_often() -
     slow: Counter[int] = Counter()
     efforts: Counter[int] = Counter()
     for t in range(2000):
-        crew = Stragglers(0.3, "keep", 6).split(TEN, t, KEY)
-        slow.update(crew.epochs.keys())
-        efforts.update(crew.epochs.values())
+        turnout = Stragglers(0.3, "keep", 6).split(TEN, t, KEY)
+        slow.update(turnout.epochs.keys())
+        efforts.update(turnout.epochs.values())
     assert sorted(slow) == TEN
     assert sorted(efforts) == [1, 2, 3, 4, 5]
     # three of ten without replacement: counts vary less than independent ones, so a fair draw passes even more surely
@@ -197,11 +200,11 @@ def test_one_epoch_is_kept_in_part(epochs: int | None) -> None:
 
 def test_faults_strike_after_the_round_was_reserved() -> None:
     lose, delay = 0.3, 0.2
-    crews = [Stragglers(faults=(lose, delay)).split(TEN, t, KEY) for t in range(500)]
-    assert all(crew.active == TEN and not crew.lost & crew.late for crew in crews)
-    lost, late = (sum(len(getattr(crew, name)) for crew in crews) / 5000 for name in ("lost", "late"))
+    turnouts = [Stragglers(faults=(lose, delay)).split(TEN, t, KEY) for t in range(500)]
+    assert all(turnout.active == TEN and not turnout.lost & turnout.late for turnout in turnouts)
+    lost, late = (sum(len(getattr(turnout, name)) for turnout in turnouts) / 5000 for name in ("lost", "late"))
     assert lost == pytest.approx(lose, abs=0.05)
     assert late == pytest.approx(delay, abs=0.05)
     # a client's fate does not depend on who else is there
     few = [Stragglers(faults=(lose, delay)).split(TEN[3:5], t, KEY) for t in range(500)]
-    assert all(small.lost == crew.lost & set(TEN[3:5]) for small, crew in zip(few, crews, strict=True))
+    assert all(small.lost == turnout.lost & set(TEN[3:5]) for small, turnout in zip(few, turnouts, strict=True))

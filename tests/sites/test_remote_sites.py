@@ -19,7 +19,7 @@ from sordino.engine import commands, wire
 from sordino.engine.commands import BEGIN_FIRST, Accepted, Answered, Begin, Done, Refused
 from sordino.engine.server import FederatedServer
 from sordino.runs.simulation import Simulation, simulated
-from sordino.sampling.draws import RoundCrew
+from sordino.sampling.draws import Turnout
 from sordino.sites import remote_sites
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.message import Arrived, Carrier, Signer, Writes
@@ -64,9 +64,9 @@ class Round:
         """The uploads that count when the other site says this."""
         sites = self.sites(InProcess({"good": self.good, "bad": bad}), Patience(timeout=5.0))
         sites.gather()
-        crew = RoundCrew([0, 1, 2], frozenset(), {})
+        turnout = Turnout([0, 1, 2], frozenset(), {})
         answers = sites(0, self.down, self.terms).uploads
-        return list(self.federation.inbox.open(0, answers, crew, self.down))
+        return list(self.federation.inbox.open(0, answers, turnout, self.down))
 
 
 @pytest.fixture(scope="module")

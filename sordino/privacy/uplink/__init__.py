@@ -43,7 +43,7 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.fast import across
 from sordino.fast.factored import EVERY, Matrix, Scaled, Span, dense
 from sordino.privacy.uplink.robust import robust_mean
-from sordino.privacy.uplink.rules import Links
+from sordino.privacy.uplink.rules import UplinkStages
 from sordino.privacy.uplink.stages import Noise, private
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource, Params, Received, Tensor
@@ -63,7 +63,7 @@ class Summed:
 
 
 @dataclass(frozen=True)
-class Uplink(Links):
+class Uplink(UplinkStages):
     """Stages that every upload passes, which decide what the server sees. `client=(Clip(1), Noise())` is local privacy,
     `client=(Clip(1),), server=(Noise(neighbours="zero_out"),)` is central privacy."""
 

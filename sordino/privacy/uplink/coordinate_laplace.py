@@ -32,7 +32,7 @@ from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource, Tensor
 
 if TYPE_CHECKING:
-    from sordino.privacy.uplink.rules import Links
+    from sordino.privacy.uplink.rules import UplinkStages
 
 UNBOUNDED = "coordinates are not clipped: one client can move the sum without limit"
 FLAGGED = (
@@ -170,17 +170,17 @@ def _noised(x: object, scale: float, source: NoiseSource) -> Tree:
     return tree.map(lambda leaf: LaplaceNoise().add(leaf.double(), scale, source.child(next(names))), x)
 
 
-def _weighs_first(links: Links) -> bool:
+def _weighs_first(uplink: UplinkStages) -> bool:
     """True where a clip comes after a weight, so that a light client may add as much as a heavy one."""
-    weighed = next((i for i, stage in enumerate(links.client) if isinstance(stage, Weigh)), len(links.client))
-    return any(isinstance(stage, Clip | ClipLayers | ClipCoordinates) for stage in links.client[weighed:])
+    weighed = next((i for i, stage in enumerate(uplink.client) if isinstance(stage, Weigh)), len(uplink.client))
+    return any(isinstance(stage, Clip | ClipLayers | ClipCoordinates) for stage in uplink.client[weighed:])
 
 
-PER_COORDINATE_RULES: tuple[Rule[Links], ...] = (
+PER_COORDINATE_RULES: tuple[Rule[UplinkStages], ...] = (
     Rule(
-        lambda links: (
-            (links.per_coordinate is not None and links.per_coordinate.flagged)
-            != any(isinstance(stage, Flag) for stage in links.client)
+        lambda uplink: (
+            (uplink.per_coordinate is not None and uplink.per_coordinate.flagged)
+            != any(isinstance(stage, Flag) for stage in uplink.client)
         ),
         ConfigError,
         "only one half of the flags is set up",
@@ -189,7 +189,7 @@ PER_COORDINATE_RULES: tuple[Rule[Links], ...] = (
         "flags-need-both-halves",
     ),
     Rule(
-        lambda links: links.per_coordinate is not None and _weighs_first(links),
+        lambda uplink: uplink.per_coordinate is not None and _weighs_first(uplink),
         UnsoundGuarantee,
         "a clip behind the weights, under noise as published",
         "the noise is only as wide as the largest weight of a round, and behind a clip that comes last a client of a "

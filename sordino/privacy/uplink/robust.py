@@ -33,7 +33,7 @@ from sordino.tree import Tree
 from sordino.types import Tensor
 
 if TYPE_CHECKING:
-    from sordino.privacy.uplink.rules import Links
+    from sordino.privacy.uplink.rules import UplinkStages
 
 Rows = list[Tensor]  # of each leaf what all clients sent: [clients, ...], in float64
 WHOLE = Range(least=0, whole=True)
@@ -220,9 +220,9 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
             )
 
 
-ROBUST_RULES: tuple[Rule[Links], ...] = (
+ROBUST_RULES: tuple[Rule[UplinkStages], ...] = (
     Rule(
-        lambda links: any(isinstance(stage, RobustStage) for stage in links.client),
+        lambda uplink: any(isinstance(stage, RobustStage) for stage in uplink.client),
         ConfigError,
         "a robust sum among the stages of the clients",
         "it compares the uploads of several clients, and only the server has these",
@@ -230,7 +230,7 @@ ROBUST_RULES: tuple[Rule[Links], ...] = (
         "robust-sum-at-the-client",
     ),
     Rule(
-        lambda links: 0 < len(links.robust) < len(links.server),
+        lambda uplink: 0 < len(uplink.robust) < len(uplink.server),
         UnsoundGuarantee,
         "a robust sum with noise at the server",
         "the noise is sized for how far one client moves a sum: a median or a choice of uploads moves by another "
@@ -240,7 +240,7 @@ ROBUST_RULES: tuple[Rule[Links], ...] = (
         "robust-sum-under-noise",
     ),
     Rule(
-        lambda links: bool(links.robust) and links.denominator == "expected",
+        lambda uplink: bool(uplink.robust) and uplink.denominator == "expected",
         ConfigError,
         'a robust sum with denominator = "expected"',
         "a robust sum already estimates a mean, so it is not divided",
@@ -248,7 +248,7 @@ ROBUST_RULES: tuple[Rule[Links], ...] = (
         "robust-sum-denominator",
     ),
     Rule(
-        lambda links: any(stage.ends for stage in links.robust[:-1]),
+        lambda uplink: any(stage.ends for stage in uplink.robust[:-1]),
         ConfigError,
         "a stage after the rule that makes a robust sum",
         "after the rule there are no single uploads left",
@@ -256,7 +256,7 @@ ROBUST_RULES: tuple[Rule[Links], ...] = (
         "robust-rule-not-last",
     ),
     Rule(
-        lambda links: bool(links.robust) and isinstance(links.robust[-1], NearestMixing),
+        lambda uplink: bool(uplink.robust) and isinstance(uplink.robust[-1], NearestMixing),
         ConfigError,
         "nnm without a rule after it",
         "mixing brings honest uploads together; the plain mean of all mixtures still follows whoever lies far away",
@@ -264,9 +264,9 @@ ROBUST_RULES: tuple[Rule[Links], ...] = (
         "mixing-without-rule",
     ),
     Rule(
-        lambda links: (
-            any(not isinstance(stage, NormBound) for stage in links.robust)
-            and any(isinstance(stage, Weigh) for stage in links.client)
+        lambda uplink: (
+            any(not isinstance(stage, NormBound) for stage in uplink.robust)
+            and any(isinstance(stage, Weigh) for stage in uplink.client)
         ),
         ConfigError,
         "a robust sum of weighed uploads",

@@ -26,7 +26,7 @@ NOMINAL = "noise as published, whose size follows from no proved bound"
 
 
 @dataclass(frozen=True)
-class Links:
+class UplinkStages:
     """The stages of an uplink in order, checked against the rules for combining them. denominator: `received` divides
     the sum by the weights that arrived (only without central noise), `expected` by a public constant.
     """
@@ -218,57 +218,57 @@ def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return stages
 
 
-def _after(links: Links, first: type[Stage]) -> tuple[Stage, ...]:
+def _after(uplink: UplinkStages, first: type[Stage]) -> tuple[Stage, ...]:
     """The client stages after the first one of this kind."""
-    at = next((i for i, stage in enumerate(links.client) if isinstance(stage, first)), len(links.client))
-    return links.client[at + 1 :]
+    at = next((i for i, stage in enumerate(uplink.client) if isinstance(stage, first)), len(uplink.client))
+    return uplink.client[at + 1 :]
 
 
-def _reading(links: Links) -> Stage | None:
+def _reading(uplink: UplinkStages) -> Stage | None:
     """First stage that needs each upload by itself at the server: an adaptive one, or one that the server computes,
     such as a robust sum.
     """
-    stages = (*links.client, *links.server)
-    return next((s for s in stages if s.reads_each and (s.learns or s in links.server)), None)
+    stages = (*uplink.client, *uplink.server)
+    return next((s for s in stages if s.reads_each and (s.learns or s in uplink.server)), None)
 
 
-def _beyond_integers(links: Links) -> Stage | None:
+def _beyond_integers(uplink: UplinkStages) -> Stage | None:
     """The first stage that gets integers but needs real numbers."""
-    stages = (*_after(links, Quantise), *private(links.server if links.grid is not None else ()))
+    stages = (*_after(uplink, Quantise), *private(uplink.server if uplink.grid is not None else ()))
     return next((stage for stage in stages if not stage.takes_integers), None)
 
 
-def _few_shares(links: Links) -> bool:
+def _few_shares(uplink: UplinkStages) -> bool:
     """True if a secure sum may be decrypted or unmasked with so few shares of noise that it has too little."""
-    survivors = next((stage.survivors for stage in links.client if isinstance(stage, NoiseShare)), 0)
-    return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
+    survivors = next((stage.survivors for stage in uplink.client if isinstance(stage, NoiseShare)), 0)
+    return isinstance(uplink.secure, Aggregated) and (uplink.secure.threshold or survivors) < survivors
 
 
-def _hides(links: Links) -> bool:
+def _hides(uplink: UplinkStages) -> bool:
     """True where noise hides single values from all but the server, or one key of all clients from the server."""
-    one_key = links.secure is not None and links.secure.seen(None, False)[0] == NoAccess()
-    return one_key or bool(links.per_coordinate or private(links.server))
+    one_key = uplink.secure is not None and uplink.secure.seen(None, False)[0] == NoAccess()
+    return one_key or bool(uplink.per_coordinate or private(uplink.server))
 
 
-def _clips(links: Links) -> list[Clip | ClipLayers]:
-    return [stage for stage in links.client if isinstance(stage, Clip | ClipLayers)]
+def _clips(uplink: UplinkStages) -> list[Clip | ClipLayers]:
+    return [stage for stage in uplink.client if isinstance(stage, Clip | ClipLayers)]
 
 
 def _name(stage: Stage | None) -> str:
     return type(stage).__name__
 
 
-RULES: tuple[Rule[Links], ...] = (
+RULES: tuple[Rule[UplinkStages], ...] = (
     Rule(
-        lambda links: bool(_after(links, SecureStage)),
+        lambda uplink: bool(_after(uplink, SecureStage)),
         ConfigError,
-        lambda links: f"{_name(links.client[-1])} comes after a secure sum",
+        lambda uplink: f"{_name(uplink.client[-1])} comes after a secure sum",
         "uploads that are encrypted or masked cannot be changed any more",
         "put the secure sum last",
         "secure-sum-not-last",
     ),
     Rule(
-        lambda links: links.shared and not isinstance(links.secure, Aggregated),
+        lambda uplink: uplink.shared and not isinstance(uplink.secure, Aggregated),
         UnsoundGuarantee,
         "noise in shares needs secure aggregation",
         "the share of one client is too small to protect its upload; only secure aggregation never opens "
@@ -285,7 +285,7 @@ RULES: tuple[Rule[Links], ...] = (
         "too-few-shares",
     ),
     Rule(
-        lambda links: any(isinstance(stage, Quantise) for stage in _after(links, NoiseShare)),
+        lambda uplink: any(isinstance(stage, Quantise) for stage in _after(uplink, NoiseShare)),
         UnsoundGuarantee,
         "noise in shares is added before the uploads become integers (quantise)",
         "then each upload is cut to the range with its share of noise in it, and the shares no longer add "
@@ -294,33 +294,33 @@ RULES: tuple[Rule[Links], ...] = (
         "share-off-the-grid",
     ),
     Rule(
-        lambda links: _beyond_integers(links) is not None,
+        lambda uplink: _beyond_integers(uplink) is not None,
         ConfigError,
-        lambda links: f"{_name(_beyond_integers(links))} comes after quantise",
+        lambda uplink: f"{_name(_beyond_integers(uplink))} comes after quantise",
         "after quantise uploads are integers, which can only be added, and noised in whole steps",
         "put this stage before quantise, or use Gaussian or Laplace noise",
         "stage-behind-fixed-point",
     ),
     Rule(
-        lambda links: links.secure is not None and _reading(links) is not None,
+        lambda uplink: uplink.secure is not None and _reading(uplink) is not None,
         UnsoundGuarantee,
-        lambda links: f"{_name(_reading(links))} with a secure sum",
+        lambda uplink: f"{_name(_reading(uplink))} with a secure sum",
         "this stage reads each upload, and in a secure sum nobody can read one",
         "use another stage, or no secure sum",
         "stage-reads-each",
     ),
     Rule(
-        lambda links: links.denominator not in ("received", "expected"),
+        lambda uplink: uplink.denominator not in ("received", "expected"),
         ConfigError,
-        lambda links: f"denominator = {links.denominator!r}",
+        lambda uplink: f"denominator = {uplink.denominator!r}",
         "a sum is divided by the weights that were received, or by those that were expected",
         'use "expected", or "received" if the server adds no noise',
         "unknown-denominator",
     ),
     Rule(
-        lambda links: any(
+        lambda uplink: any(
             not isinstance(stage, Noise | CoordinateLaplace | RobustStage) or isinstance(stage, NoiseShare)
-            for stage in links.server
+            for stage in uplink.server
         ),
         ConfigError,
         "a stage of the server that is neither noise nor a robust sum",
@@ -329,7 +329,7 @@ RULES: tuple[Rule[Links], ...] = (
         "server-stage-not-noise",
     ),
     Rule(
-        lambda links: links.central and links.denominator == "received" and not links.published,
+        lambda uplink: uplink.central and uplink.denominator == "received" and not uplink.published,
         UnsoundGuarantee,
         'noise at the server with denominator = "received"',
         "how many clients answered depends on who is in the data, so dividing by it changes the sensitivity",
@@ -337,7 +337,7 @@ RULES: tuple[Rule[Links], ...] = (
         "realised-denominator",
     ),
     Rule(
-        lambda links: bool(links.grid and links.grid.strict) and _hides(links),
+        lambda uplink: bool(uplink.grid and uplink.grid.strict) and _hides(uplink),
         UnsoundGuarantee,
         "noise at the server, or one key of all clients, and quantise with strict = true",
         "whether the run stops depends on single values without noise, and everybody sees it, the server too",
@@ -345,7 +345,7 @@ RULES: tuple[Rule[Links], ...] = (
         "strict-beside-noise",
     ),
     Rule(
-        lambda links: any(isinstance(stage, Clip | ClipLayers) for stage in _after(links, Noise)),
+        lambda uplink: any(isinstance(stage, Clip | ClipLayers) for stage in _after(uplink, Noise)),
         UnsoundGuarantee,
         "a clip after the noise",
         "the clip must come first: the noise is sized for vectors that are already clipped",
@@ -353,7 +353,7 @@ RULES: tuple[Rule[Links], ...] = (
         "noise-before-clip",
     ),
     Rule(
-        lambda links: len(private(links.client)) + len(private(links.server)) > 1,
+        lambda uplink: len(private(uplink.client)) + len(private(uplink.server)) > 1,
         UnsoundGuarantee,
         "two noise stages in one uplink",
         "a promise is kept by one noise of one size",
@@ -361,7 +361,7 @@ RULES: tuple[Rule[Links], ...] = (
         "two-noises",
     ),
     Rule(
-        lambda links: any(isinstance(clip, Clip) and clip.personal for clip in _clips(links)[:-1]),
+        lambda uplink: any(isinstance(clip, Clip) and clip.personal for clip in _clips(uplink)[:-1]),
         UnsoundGuarantee,
         "a clip after a personal clip",
         "then all clients have the same radius again, and the server leaves out clients with small budgets as too long",
@@ -369,8 +369,8 @@ RULES: tuple[Rule[Links], ...] = (
         "clip-behind-personal-clip",
     ),
     Rule(
-        lambda links: (
-            (links.as_published is not None or links.per_coordinate is not None) and links.noise() is not None
+        lambda uplink: (
+            (uplink.as_published is not None or uplink.per_coordinate is not None) and uplink.noise() is not None
         ),
         UnsoundGuarantee,
         "noise as published together with noise that is paid from the budget",
@@ -379,7 +379,7 @@ RULES: tuple[Rule[Links], ...] = (
         "published-beside-noise",
     ),
     Rule(
-        lambda links: links.personal and (not private(links.server) or links.secure is not None),
+        lambda uplink: uplink.personal and (not private(uplink.server) or uplink.secure is not None),
         UnsoundGuarantee,
         "a personal clip needs noise at the server, and uploads that the server can read",
         "noise at the client is already its own; behind quantise or a second bound an upload may be longer than its "
