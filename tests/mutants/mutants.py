@@ -93,7 +93,7 @@ PRIVACY = [
     one(
         "the system's seed fixed",
         "privacy/noise/sources.py",
-        "os.urandom(32), os.urandom(16)",
+        "os.urandom(32), bytes(16)",
         "bytes(32), bytes(16)",
         f"{NOISE}::test_the_system_source_never_repeats",
     ),

@@ -117,7 +117,8 @@ class SystemNoise:
     def _words(self, count: int) -> NDArray[np.uint64]:
         if self._process != os.getpid():  # first use, or a fork: two processes must never share a stream
             self._process = os.getpid()
-            self._stream = Cipher(algorithms.ChaCha20(os.urandom(32), os.urandom(16)), mode=None).encryptor()
+            # from its first block on: from a random one the counter could run over in the middle of a draw
+            self._stream = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
 
 
