@@ -96,15 +96,16 @@ class Witness:
     def __call__(self, ledger: Ledger, op: str) -> None:
         """Record an operation just before its release leaves the run; refused where a copy of this run is releasing
         too, or another run from a copy of the ledger."""
-        if op not in self.noted:
-            self._check_others(ledger)
-        if op not in self.noted and not self._note([ReleasedOperation.of(ledger, op)]):
+        if op in self.noted:
+            return
+        if not self._note([ReleasedOperation.of(ledger, op)]):
             raise LedgerError(
                 f"{self.folder} is running at the same time as a copy of it",
                 why="both would release the same rounds, each with noise of its own",
                 fix="stop both, and continue in the newest folder alone",
                 code="released-elsewhere",
             )
+        self._check_others(ledger)  # behind the note: of two runs that come here at once, one at least sees the other
 
     def check(self, ledger: Ledger, moved: bool) -> set[str]:
         """Operations that were released and are missing from the ledger, which is then an older copy. They are refused

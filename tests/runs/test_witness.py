@@ -351,15 +351,14 @@ def test_an_older_copy_of_a_shared_ledger_gives_no_budget_back(tmp_path: Path) -
 
 
 def test_two_copies_of_a_shared_ledger_do_not_pay_for_two_runs_at_once(tmp_path: Path) -> None:
-    """Both runs begin before either has released anything. On one ledger they go on beside each other."""
+    """Both begin before either has released anything. On one ledger they go on beside each other."""
     files = [tmp_path / "shared.sqlite", tmp_path / "copy.sqlite"]
-    one, other = (
-        CASE.experiment(privacy=CASE.privacy | {"noise": "system", "ledger": str(file)}, rounds=2) for file in files
-    )
-    whole = FederatedServer.reserve
+    made = (CASE.privacy | {"noise": "system", "ledger": str(file)} for file in files)
+    one, other = (CASE.experiment(privacy=privacy, rounds=2) for privacy in made)
+    whole = witness.ReleasedOperation.of
 
     def beside(second: Experiment, name: str) -> str:
-        """The second run begins, and the first one releases a round before it does."""
+        """The second run is about to note its first round, and the first one releases a round before it does."""
         first, begun = tmp_path / f"{name}-first", list[None]()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(FederatedServer, "reserve", dies)
@@ -368,24 +367,25 @@ def test_two_copies_of_a_shared_ledger_do_not_pay_for_two_runs_at_once(tmp_path:
         for kind in ("", ".key"):
             shutil.copy(f"{files[0]}{kind}", f"{files[1]}{kind}")
 
-        def reserve(self: FederatedServer, *rest: Any) -> Any:
+        def of(*about: Any) -> Any:
             if not begun:
                 begun.append(None)
                 with pytest.raises(Killed):
                     resume(first, die_after(1))
-            return whole(self, *rest)
+            return whole(*about)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(FederatedServer, "reserve", reserve)
+            patch.setattr(witness.ReleasedOperation, "of", of)
             try:
                 start(second, tmp_path / name)
             except LedgerError as error:
                 return error.code
         return ""
 
-    assert beside(one, "one") == ""  # the control
-    shutil.rmtree(tmp_path / "state")
     assert beside(other, "other") == "ledger-rolled-back"
+    assert RunFolder(tmp_path / "other").metrics() == []
+    shutil.rmtree(tmp_path / "state")
+    assert beside(one, "one") == ""  # the control
 
 
 def test_a_home_that_nobody_has_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
