@@ -176,6 +176,7 @@ def each_pixel_stats(pixels: Array) -> Stats:
 CLASSES = "the classes were learned from the labels of all rows: one that a single row has changes the model's shape"
 COLOURS = "the number of colours was learned from the images: a single one can change the model's shape"
 DRAWN = "the images that are used were drawn by the size of every class: the choice is treated as public"
+PLACES = "the rows held back for tests follow from their positions in the file, which are treated as public"
 STRATIFIED = "the examples held back for tests were drawn from all labels: the split is treated as public"
 
 

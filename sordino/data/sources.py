@@ -36,6 +36,7 @@ import numpy as np
 import torch
 
 from sordino.data.dataset import (
+    PLACES,
     STRATIFIED,
     Array,
     Dataset,
@@ -297,6 +298,7 @@ def load(
         splits[1],
         mean,
         std,
+        taken_as_public=(PLACES,) if tested is None else (),
         declared=f"{source.classes};{source.reach}" + ("" if outcome is None else repr(outcome)),
         groups=groups,
         remarks=_moved(whole[0], source.reach),

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from sordino.data import stem_of
 from sordino.data.cells import Missing, TableSource, gaps, is_text, numbers_in, texts
 from sordino.data.columns import Columns, Owners, columns_of, misfit, remarks
-from sordino.data.dataset import Array, Dataset, Split, apart, check_split
+from sordino.data.dataset import PLACES, Array, Dataset, Split, apart, check_split
 from sordino.data.label_kinds import LabelKind
 from sordino.data.schema import TableSchema, check_roles
 from sordino.data.table_files import GivenDialect, TableRows
@@ -87,7 +87,7 @@ def load(
         tuple(mean.tolist()),
         tuple(std.tolist()),
         names=found.classes,
-        taken_as_public=(DROPPED,) if missing == "drop" else (),
+        taken_as_public=(*([DROPPED] if missing == "drop" else []), *([PLACES] if found.keys is None else [])),
         declared=("" if schema is None else schema.digest) + ("" if outcome is None else repr(outcome)),
         groups=found.groups,
         groups_declared=found.groups_declared,

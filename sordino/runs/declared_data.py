@@ -79,11 +79,6 @@ class DeclaredData:
         return rows_of(user_code.load(source, "data"))
 
     @property
-    def ordered(self) -> bool:
-        """True where the order of the rows may be secret: in a table, or in a user's own source."""
-        return self.data.source == "tabular" or self.own is not None
-
-    @property
     def known_to_all(self) -> bool:
         """True for rows that everyone can look at: those that the library ships or generates."""
         return self.data.source in (SHIPPED, *INVENTED)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.config import Experiment
-from sordino.data.dataset import Array, Dataset, Split, area, each_pixel_stats, pixel_stats
+from sordino.data.dataset import PLACES, Array, Dataset, Split, area, each_pixel_stats, pixel_stats
 from sordino.data.schema import TableSchema
 from sordino.errors import INSIDE, DataError, UnsoundGuarantee, check_range
 from sordino.partition import SCHEMES, Natural
@@ -200,6 +200,7 @@ class Population:
     def public(self) -> PublicNumbers:
         """The public numbers of these data, such as the sizes of clients, on which plans are based."""
         data, sizes, disclosures = self.dataset, self.sizes, self.disclosures
+        self._check_places()
         check_words(self.experiment, data.columns)
         check_everybody_has_data(sizes, self.clients)
         return PublicNumbers(
@@ -217,6 +218,20 @@ class Population:
             clients=self.clients,
             rows_per_key=self.source.rows_per_key,
         )
+
+    def _check_places(self) -> None:
+        """Refuses, with real noise, sizes that are to be secret where places among the rows of all clients decide."""
+        data, privacy, natural = self.experiment.data, self.experiment.privacy, isinstance(self.source.scheme, Natural)
+        own_files = data.source == "tabular" and data.group is None
+        moves = not natural or (PLACES in self.loaded.taken_as_public and not own_files)
+        if privacy.real and not privacy.public_sizes and not self.source.known_to_all and moves:
+            raise UnsoundGuarantee(
+                "privacy.public_sizes = false, where the places of rows decide which of them train, or whose they are",
+                why="one row more at one client moves the rows of others, and no noise on the sum is sized for that",
+                fix="set privacy.public_sizes = true, or let each client's rows be its own affair: partition = "
+                '{scheme = "natural"}, with a column in data.key that names each row, or with a file for each client',
+                code="sizes-move-rows",
+            )
 
     @cached_property
     def fingerprint(self) -> str:

@@ -18,7 +18,6 @@ from sordino.runs.declared_data import INVENTED, LEARNED, DeclaredData
 COUNTED = "the number of classes was learned from the labels of all rows"
 COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
 DRAFTED = "the table's schema is an unconfirmed draft made from the rows"
-PLACES = "the rows held back for tests follow from their positions in the file, which are treated as public"
 DEALT = "the client of each row follows from its position among all rows, which is treated as public"
 PARTITION = "the client of each example was drawn from all labels: the partition is treated as public"
 RESERVED = (
@@ -85,8 +84,6 @@ class Disclosures:
         if data.source in INVENTED:
             return ()
         chosen = [*self.loaded.taken_as_public]
-        if source.ordered and data.key is None:
-            chosen.append(PLACES)
         if source.scheme.reads_labels:
             chosen.append(PARTITION)
         elif not (source.known_to_all or isinstance(source.scheme, Natural)):

@@ -120,17 +120,17 @@ def test_nothing_that_is_left_tells_whether_an_example_is_counted(case: Case, tm
 def clinics(folder: Path, without: str = "") -> config.Experiment:
     """A table of twelve clinics, each a client, in hidden cohorts under central noise; one clinic may be gone."""
     rng = np.random.default_rng(7)
-    rows = [f"{rng.integers(20, 90)},clinic-{i % 12:02},{rng.integers(2)}" for i in range(120)]
+    rows = [f"{rng.integers(20, 90)},clinic-{i % 12:02},{rng.integers(2)},v{i}" for i in range(120)]
     kept = [row for row in rows if not without or without not in row]
-    (folder / "visits.csv").write_text("\n".join(["age,clinic,outcome", *kept]) + "\n")
+    (folder / "visits.csv").write_text("\n".join(["age,clinic,outcome,visit", *kept]) + "\n")
     (folder / "visits.schema.toml").write_text(
         '[columns]\nage = { kind = "number", range = [0, 120] }\nclinic = { kind = "group" }\n'
-        'outcome = { kind = "label", classes = ["0", "1"] }\n'
+        'outcome = { kind = "label", classes = ["0", "1"] }\nvisit = { kind = "key" }\n'
     )
     data = {"source": "tabular", "path": str(folder / "visits.csv"), "label": "outcome", "group": "clinic"}
     table = {
         "rounds": 2,
-        "data": data | {"schema": str(folder / "visits.schema.toml")},
+        "data": data | {"key": "visit", "schema": str(folder / "visits.schema.toml")},
         "partition": {"scheme": "natural"},
         "cohort": {"name": "poisson", "rate": 0.5},
         "algorithm": {"name": "fedavg", "local_epochs": 1},

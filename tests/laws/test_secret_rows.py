@@ -133,6 +133,47 @@ def test_a_receipt_says_that_sizes_are_public_or_who_holds_anything(tmp_path: Pa
     assert len({(len(public.sizes), *public.sizes) for public in pairs}) == 1  # control: one visit more hides it
 
 
+def visitors(folder: Path, more: int, how: str) -> Population:
+    """Twenty clients of four visits each, of which the first may have `more`, in one table or in a file for each; how
+    many visits a client has is to be secret."""
+    held = [[f"{20 + k}.{i + 5},v{k}/{i}" for i in range(-more if k == 0 else 0, 4)] for k in range(20)]
+    files = {f"p{k:02}": [f"{row},p{k:02},{k % 2}" for row in rows] for k, rows in enumerate(held)}
+    if how != "files":
+        files = {"visits": [row for rows in files.values() for row in rows]}
+    (folder / f"{how}{more}").mkdir()
+    for name, rows in files.items():
+        (folder / f"{how}{more}" / f"{name}.csv").write_text("\n".join(["age,visit,who,outcome", *rows]) + "\n")
+    kinds = {"visit": "key" if how == "key" else "ignored", "who": "ignored" if how == "files" else "group"}
+    schema = SCHEMA.replace(
+        'pressure = { kind = "number", range = [50, 250] }', f'visit = {{ kind = "{kinds["visit"]}" }}'
+    )
+    (folder / "schema.toml").write_text(
+        schema.replace('clinic = { kind = "group" }', f'who = {{ kind = "{kinds["who"]}" }}')
+    )
+    named = {"group": None if how == "files" else "who", "key": "visit" if how == "key" else None}
+    made = of_table(folder, path=[str(file) for file in sorted((folder / f"{how}{more}").iterdir())], **named)
+    return Population(made.model_copy(update={"privacy": made.privacy.model_copy(update={"public_sizes": False})}))
+
+
+def moved(folder: Path, how: str) -> int:
+    """How many other clients train on other rows where the first client has one visit more."""
+    one, two = (visitors(folder, more, how) for more in (0, 1))
+    held = [[set(p.dataset.train.x[rows, 0].tolist()) for rows in p.shares[0]] for p in (one, two)]
+    assert len(one.public.sizes) == len(two.public.sizes) == 20
+    return sum(mine != theirs for mine, theirs in list(zip(*held, strict=True))[1:])
+
+
+def test_a_visit_more_moves_no_visit_of_another_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coins that hold rows back follow places: a row more at one client gives those behind it other ones, and the sum
+    moves by a clip for each client. 4 was "proved" for one."""
+    assert moved(tmp_path, "key") == moved(tmp_path, "files") == 0
+    with pytest.raises(UnsoundGuarantee) as refused:
+        _ = visitors(tmp_path, 2, "places").public
+    assert refused.value.code == "sizes-move-rows"
+    monkeypatch.setattr(Population, "_check_places", lambda self: None)
+    assert moved(tmp_path, "places") > 10
+
+
 # images ---------------------------------------------------------------------------------------------------------------
 def animals(folder: Path, last: str = "cat", mode: str = "L") -> Path:
     """24 images of two classes; the last one may be of another class, or have colours."""

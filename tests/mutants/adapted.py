@@ -235,6 +235,13 @@ ADAPTED = [
         f"{SENSITIVITY}::test_small_gradients_of_large_inputs_are_not_rounded_up[positions]",
     ),
     one(
+        "secret sizes, and coins that follow the places of all rows",
+        "runs/population.py",
+        "not self.source.known_to_all and moves:",
+        "False:",
+        "tests/laws/test_secret_rows.py::test_a_visit_more_moves_no_visit_of_another_client",
+    ),
+    one(
         "a stream of the system's that begins near its end",
         "privacy/noise/sources.py",
         "os.urandom(32), bytes(16)",

@@ -106,7 +106,7 @@ SECRET_ROWS = [
         "secret labels decide who holds a row",
         "runs/population.py",
         "if self.experiment.privacy.real and not self.source.known_to_all and scheme.reads_labels:",
-        "if self.experiment.privacy.real and self.source.ordered and scheme.reads_labels:",
+        "if self.experiment.privacy.real and self.source.own is not None and scheme.reads_labels:",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
     ),
     one(

@@ -15,7 +15,7 @@ import pytest
 
 from sordino import config
 from sordino.data import folders, images, tabular
-from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED
+from sordino.data.dataset import CLASSES, COLOURS, DRAWN, PLACES, STRATIFIED
 from sordino.data.sources import RowSource, SourceRows
 from sordino.errors import ConfigError
 from sordino.runs import declared_data, public_inputs
@@ -61,19 +61,19 @@ def test_what_a_receipt_must_say_of_a_table(tmp_path: Path) -> None:
         told = found.public.void if real else found.public.assumed
         assert {*found.disclosures.learned_from_rows} <= {*told}
         assert (found.public.void == ()) == (not real or found.disclosures.learned_from_rows == ())
-        assert found.disclosures.drawn_from_labels == (public_inputs.PLACES,)
+        assert found.disclosures.drawn_from_labels == (PLACES,)
         assert experiment(tmp_path, **given_, key="note").disclosures.drawn_from_labels == ()
         x = found.dataset.train.x[:, 0].astype(np.float64)
         by_rows = found.dataset.mean[0] == pytest.approx(x.mean()) and found.dataset.std[0] == pytest.approx(x.std())
         assert by_rows == scaled
     dealt = experiment(tmp_path, partition={"scheme": "dirichlet", "clients": 2, "alpha": 5.0, "min_size": 1}, train=10)
     assert dealt.disclosures.drawn_from_labels == (
-        public_inputs.PLACES,
+        PLACES,
         public_inputs.PARTITION,
         public_inputs.RESERVED,
     )
     evenly = experiment(tmp_path, partition={"scheme": "iid", "clients": 2})
-    assert evenly.disclosures.drawn_from_labels == (public_inputs.PLACES, public_inputs.DEALT)
+    assert evenly.disclosures.drawn_from_labels == (PLACES, public_inputs.DEALT)
 
 
 def test_scaling_without_ranges_or_pixels_is_refused(tmp_path: Path) -> None:
