@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -211,9 +212,14 @@ class RequestHandler:
         self._stage = -1
         self._site: Site | None = None
         self._masked: MaskedSteps | None = None  # the masked round that this site takes part in
+        self._turn = threading.Lock()  # the same message in two threads would draw two noises
 
     def answer(self, data: bytes | memoryview) -> bytes:
-        """Answer to a message, as a message; an error becomes a refusal."""
+        """Answer to a message, as a message; an error becomes a refusal. One at a time, whoever asks."""
+        with self._turn:
+            return self._answer(data)
+
+    def _answer(self, data: bytes | memoryview) -> bytes:
         try:
             message = self._signer.read(data)
         except WireError as error:

@@ -235,6 +235,13 @@ ADAPTED = [
         f"{SENSITIVITY}::test_small_gradients_of_large_inputs_are_not_rounded_up[positions]",
     ),
     one(
+        "two threads answer one message at once",
+        "transport/request_handler.py",
+        "        with self._turn:\n            return self._answer(data)",
+        "        return self._answer(data)",
+        "tests/sites/test_site_accounts.py::test_a_round_that_is_asked_twice_at_once_has_one_noise",
+    ),
+    one(
         "secret sizes, and coins that follow the places of all rows",
         "runs/population.py",
         "not self.source.known_to_all and moves:",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from sordino.ledger.ledger import Entry, Ledger, State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.compression import LayerByLayer
 from sordino.receipts.folder import RunFolder
+from sordino.sites.site_accounts import SiteAccounts
 from sordino.transport.run_events import RunEvent
 from sordino.types import Bound, Grant, Terms
 from tests.helpers.between_sites import Federated
@@ -234,6 +238,25 @@ def test_the_same_round_has_one_answer(tmp_path: Path) -> None:
         assert isinstance(answer, Refused)
         assert answer.code == "answered-before"
         assert server.spent() == 4
+
+
+def test_a_round_that_is_asked_twice_at_once_has_one_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may call a site from several threads."""
+    both, pay = threading.Barrier(2), SiteAccounts.pay
+
+    def met(self: SiteAccounts, *asked: Any) -> Round:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1)
+        return pay(self, *asked)
+
+    monkeypatch.setattr(SiteAccounts, "pay", met)
+    real = BY_NAME["gaussian_gdp"].privacy | {"noise": "system"}
+    with serving("gaussian_gdp", tmp_path, privacy=real) as server, ThreadPoolExecutor(2) as threads:
+        plan = server.planned()
+        one, other = threads.map(server.says, [plan, plan])
+        assert isinstance(one[0], Answered)
+        assert one == other
+        assert server.spent() == 1
 
 
 def test_a_server_that_forgot_what_it_spent_is_refused(tmp_path: Path) -> None:
