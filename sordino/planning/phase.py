@@ -253,15 +253,15 @@ class PlannedPhase:
         self.priced.check()
         part = self.whole.parts.get(self.stage, (0.0, None)) if self.whole.parts else None
         plan = self.priced.plan(self.whole.budget, part)
-        slow, chaos, network = experiment.stragglers, experiment.chaos, experiment.engine.network
-        faults = slow.share + chaos.drop + chaos.slow > 0 or network.timeout_s is not None
+        slow, chaos, engine = experiment.stragglers, experiment.chaos, experiment.engine
+        faults = slow.share + chaos.drop + chaos.slow > 0 or engine.network.timeout_s is not None
         check_secure(self.algorithm.uplink, plan, self.cohort, self.rounds, delta, self.coordinates, faults)
-        if self.policy.hidden and plan.everyone_pays and network.timeout_s is not None:
+        if self.policy.hidden and plan.everyone_pays and (engine.network.timeout_s or engine.deadline_s):
             raise UnsoundGuarantee(
-                f"engine.network.timeout_s = {network.timeout_s:g} with noise on the sum of a hidden cohort",
+                "engine.network.timeout_s or engine.deadline_s, with noise on the sum of a hidden cohort",
                 why="clients share lines and processes: one client more makes others late, and leaves them out of the "
-                "sum, which then moves by more than one clip",
-                fix="leave the timeout out, or use a visible cohort; [stragglers] and [chaos] lose clients by coins of "
+                "sum, which then moves by more than one clip, or ends the run",
+                fix="leave both out, or use a visible cohort; [stragglers] and [chaos] lose clients by coins of "
                 "their own",
                 code="timeout-tells",
             )

@@ -235,6 +235,13 @@ ADAPTED = [
         f"{SENSITIVITY}::test_small_gradients_of_large_inputs_are_not_rounded_up[positions]",
     ),
     one(
+        "one client more of a hidden cohort ends the run",
+        "planning/phase.py",
+        "and (engine.network.timeout_s or engine.deadline_s):",
+        "and engine.network.timeout_s:",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start[a deadline under which one client more of a hidden cohort ends the run]",
+    ),
+    one(
         "two threads answer one message at once",
         "transport/request_handler.py",
         "        with self._turn:\n            return self._answer(data)",

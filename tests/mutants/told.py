@@ -191,7 +191,7 @@ TOLD = [
     one(
         "a hidden cohort with a timeout",
         "planning/phase.py",
-        "if self.policy.hidden and plan.everyone_pays and network.timeout_s is not None:",
+        "if self.policy.hidden and plan.everyone_pays and (engine.network.timeout_s or engine.deadline_s):",
         "if False:",
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
     ),

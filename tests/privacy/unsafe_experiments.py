@@ -41,6 +41,14 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
             "engine": {"executor": "processes", "network": {"timeout_s": 60.0}},
         },
     ),
+    "a deadline under which one client more of a hidden cohort ends the run": (
+        "timeout-tells",
+        {
+            **up([CLIP], [{"name": "noise", "neighbours": "zero_out"}]),
+            "cohort": POISSON,
+            "engine": {"executor": "processes", "deadline_s": 60.0},
+        },
+    ),
     "two private gates, and nobody may see who took part": (
         "two-gates-hidden",
         {
