@@ -244,11 +244,11 @@ def unspent(asked: Subject, accountant: str) -> Guarantee:
 
 def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
     """Guarantees of a run in which clients also send the server scores of models on their test examples, without noise:
-    none for these examples, none for a client as a whole against the server, and all others unchanged.
+    none for these, none against the server for a client or a person, whose examples they may be, all others unchanged.
     """
     guarantees = [
         _nothing(row.subject, delta, "none", (SCORES,), row.releases)
-        if (row.unit, row.adversary) == ("client", "server")
+        if row.unit in ("client", "person") and row.adversary == "server"
         else row
         for row in rows
     ]

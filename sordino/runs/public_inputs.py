@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sordino import user_code
-from sordino.config import Data
+from sordino.config import Data, Experiment
 from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED, Dataset, Stats
 from sordino.data.schema import BYTES, TableSchema, TokenColumn
 from sordino.errors import UnsoundGuarantee
@@ -44,7 +44,11 @@ READS = (
     "that the run began is public: a run is refused if a row or an image cannot be read or has no declared label, or "
     "if two names look alike"
 )
+DECLARED = (
+    "what is declared of the rows (columns, ranges, levels, classes) is public, and was chosen without looking at them"
+)
 WARM = "the initial values of {} are public: the data that they were made from are not accounted for"
+BROUGHT = "{} are public: the data that they are, or were made from, are not accounted for"
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,18 @@ class Disclosures:
         trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
         unread = (READS,) if secret else ()
         fits = unread if self.source.schema is None else (FITS,)
-        return (*several, *taken, *sizes, *fits, *map(TOKENIZER.format, trained), *own, *copies, *trusted, *warm)
+        told = (*several, *taken, *sizes, *fits, *(DECLARED,) * secret, *map(TOKENIZER.format, trained), *own, *copies)
+        return (*told, *trusted, *warm, *brought(made))
+
+
+def brought(made: Experiment) -> tuple[str, ...]:
+    """Assumptions about what the server has of its own, and makes models or choices of that all clients see."""
+    given = {
+        "the weights in algorithm.extractor": made.algorithm.get("extractor"),
+        "the candidates (images of the server)": made.candidates,
+        "the examples by which the server ranks models": made.data.probe,
+    }
+    return tuple(BROUGHT.format(what) for what, value in given.items() if value is not None)
 
 
 # announcements of sites -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from sordino.data.schema import TableSchema
 from sordino.errors import DataError
 from sordino.runs.backend import ServerRows, examples_of
 from sordino.runs.population import Population
-from sordino.runs.public_inputs import DEALT, PARTITION, check_announced
+from sordino.runs.public_inputs import DEALT, PARTITION, brought, check_announced
 from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
 from sordino.types import Examples
 
@@ -55,7 +55,8 @@ class OwnData:
         held.check()
         public, own = held.public, held.source.own
         # all rows here belong to one client, so there is no partition to assume anything about
-        assumed = tuple(sentence for sentence in public.assumed if sentence not in (DEALT, PARTITION))
+        kept = (sentence for sentence in public.assumed if sentence not in (DEALT, PARTITION))
+        assumed = tuple(dict.fromkeys((*kept, *brought(self.experiment))))  # what the server takes is not of these rows
         reach = None if own is None else own.reach
         announced = Announced(**public.about | {"assumed": assumed}, declared=self.declared, reach=reach)
         return SitesAgreement(format=FORMAT, data=announced, clients=(client,))

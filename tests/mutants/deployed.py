@@ -224,6 +224,13 @@ DEPLOYED = [
         f"{MOST}::test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client",
     ),
     one(
+        "a person whose rows are all scored is said to be protected",
+        "accounting/statement.py",
+        'if row.unit in ("client", "person") and row.adversary == "server"',
+        'if row.unit == "client" and row.adversary == "server"',
+        "tests/sites/test_persons.py::test_beside_shared_scores_nothing_is_promised_of_a_person_against_the_server",
+    ),
+    one(
         "a site believes that the server adds the noise",
         "planning/accounts.py",
         "            sent = list(map(uplink.trusted, sent))",

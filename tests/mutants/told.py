@@ -7,6 +7,9 @@ from tests.mutants.mutant import one
 
 OUTSIDE = "tests/data/test_outside.py"
 HOLDING = "tests/laws/test_secret_rows.py::test_a_receipt_says_that_sizes_are_public_or_who_holds_anything"
+BROUGHT = (
+    "tests/laws/test_secret_rows.py::test_it_is_said_that_what_a_server_has_of_its_own_and_what_is_declared_are_public"
+)
 MEASURED = "tests/results/test_measured_by.py"
 
 TOLD = [
@@ -264,5 +267,26 @@ TOLD = [
         "unread = (READS,) if secret else ()",
         "unread = ()",
         f"{OUTSIDE}::test_that_a_run_on_arrays_began_tells_of_the_rows_and_its_receipt_says_so",
+    ),
+    one(
+        "a schema may be written from the rows, and no receipt says that it was not",
+        "runs/public_inputs.py",
+        "*(DECLARED,) * secret,",
+        "",
+        BROUGHT,
+    ),
+    one(
+        "a table of scores tells of the server's examples, and no receipt between sites says so",
+        "sites/own_data.py",
+        "(*kept, *brought(self.experiment))",
+        "kept",
+        BROUGHT,
+    ),
+    one(
+        "an extractor may have learned from the same people, and no receipt says so",
+        "runs/public_inputs.py",
+        'made.algorithm.get("extractor")',
+        "None",
+        BROUGHT,
     ),
 ]

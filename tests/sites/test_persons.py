@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from sordino import config
-from sordino.accounting.statement import SEVERAL, Guarantee
+from sordino.accounting.statement import SCORES, SEVERAL, Guarantee
 from sordino.config import Experiment
 from sordino.errors import ConfigError, DataError
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.verify import verify
+from sordino.receipts.verify import examine, verify
+from sordino.runs.population import Population
 from sordino.sites.agreement_file import merged
 from sordino.sites.own_data import OwnData
 from tests.data.tables import saved
@@ -66,6 +67,25 @@ def test_every_receipt_has_a_row_for_a_person_and_says_that_rows_elsewhere_add_t
         assert verify(folder) == []
         if site:
             between.stop(site)
+
+
+def test_beside_shared_scores_nothing_is_promised_of_a_person_against_the_server(tmp_path: Path) -> None:
+    """A key alone decides whether all rows of a patient are held back: then the server gets exact scores of them all.
+    As it was, 3.5 of a person stood beside these scores, proved."""
+    between = Federated(study(tmp_path), tmp_path / "run", shares_scores=True)
+    held = Population(between.experiment).dataset
+    trained, tested = ({int(age - 20) % 20 for age in part.x[:, 0]} for part in (held.train, held.test))
+    assert tested
+    assert not trained & tested  # whole patients
+    planned = persons(shown(between, shares_scores=True).guarantees)
+    between.play()
+    receipt, folder = between.member("site-0").receipt(), between.place / "site-0"
+    between.stop("site-0")
+    for rows in (planned, persons(receipt.guarantees)):
+        assert {adversary for adversary, row in rows.items() if row.finite} == {"participants", "public"}
+        assert rows["server"].because == (SCORES,)
+    assert verify(folder) == []
+    assert examine(folder).wrong == []
 
 
 def test_a_site_that_declares_no_rows_of_a_person_agrees_with_none_that_does(tmp_path: Path) -> None:
