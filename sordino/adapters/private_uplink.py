@@ -134,6 +134,7 @@ ELSEWHERE = (
     "number of clients say what was done"
 )
 HIDDEN = "what a client answers beside its arrays is dropped; that it answers, and when, is not protected"
+BEGAN = "the arrays with which the job began are public: the data that they were made from are not accounted for"
 
 
 class UplinkTerms(NamedTuple):
@@ -180,7 +181,12 @@ class PrivateUplink:
             }
         )
         public = PublicNumbers(
-            kind="table", shape=(1,), classes=2, named=2, sizes=alike(1, terms.clients), assumed=(ELSEWHERE, HIDDEN)
+            kind="table",
+            shape=(1,),
+            classes=2,
+            named=2,
+            sizes=alike(1, terms.clients),
+            assumed=(ELSEWHERE, HIDDEN, BEGAN),
         )
         self.folder = RunFolder(absolute_folder(folder))
         self._phase = PlannedRun(experiment, public, {"": coordinates}).phases[-1]

@@ -250,4 +250,5 @@ def test_a_client_says_that_it_tells_no_scores(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "client" / "privacy.json").read_text())
     assert any("shared no test scores" in line for line in told["assumptions"])
     assert any("another program" in line for line in told["assumptions"])
+    assert any("the arrays with which the job began are public" in line for line in told["assumptions"])
     assert not told["simulated"]

@@ -283,4 +283,11 @@ ADAPTED = [
         "if False:",
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start[local noise on integers of uploads that no clip has made finite]",
     ),
+    one(
+        "a job may begin with what was trained on the same people, and no receipt says so",
+        "adapters/private_uplink.py",
+        "(ELSEWHERE, HIDDEN, BEGAN)",
+        "(ELSEWHERE, HIDDEN)",
+        "tests/adapters/test_private_uplink.py::test_a_client_says_that_it_tells_no_scores",
+    ),
 ]
