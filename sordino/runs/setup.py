@@ -181,7 +181,10 @@ class PhaseSetup(PlannedPhase):
     def _coordinates(self, algorithm: AnyAlgorithm) -> int:
         if self.whole.agreed is not None:
             return super()._coordinates(algorithm)
-        return tree.size(algorithm.zero(self.task, algorithm.broadcast(algorithm.init(self.task, 0))))
+        sent = tree.size(algorithm.zero(self.task, algorithm.broadcast(algorithm.init(self.task, 0))))
+        # noise on a gradient is drawn for each parameter, however few of them a method sends
+        gradients = algorithm.read.offer() is not None and "sums" not in algorithm.read.gives
+        return max(sent, self.parameters) if gradients else sent
 
     def check_model(self) -> None:
         if self.whole.agreed is None:

@@ -299,4 +299,11 @@ COUNTED_OR_NOT = [
         "(s + n) + falls / (s + n) ** 2",
         "tests/sampling/test_thresholds.py::test_no_gap_is_left_out_that_could_hold_the_least_waste",
     ),
+    one(
+        "what noise lacks of its law is counted for the numbers that are sent, not for those that are drawn",
+        "runs/setup.py",
+        "return max(sent, self.parameters) if gradients else sent",
+        "return sent",
+        "tests/runs/test_delta.py::test_a_method_that_sends_a_part_lacks_as_much_as_one_that_sends_all",
+    ),
 ]

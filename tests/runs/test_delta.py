@@ -3,25 +3,32 @@ priced is taken out of it before the noise is planned."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from sordino import config
+from sordino import config, tree
 from sordino.accounting import statement
 from sordino.accounting.facts import delta_text
+from sordino.algorithms.fedavg import Client, FedAvg, Server
 from sordino.budget.plan import Budget
 from sordino.config import Experiment, Privacy
 from sordino.errors import UnsoundGuarantee
+from sordino.keys import Key
 from sordino.planning import phase
 from sordino.planning.planner import Planner
 from sordino.receipts.receipt import lifetime
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
+from sordino.types import Shard, Task
 
+OWN = "tests.runs.test_delta:KeepsItsHead"
 CENTRAL = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "zero_out"}]}
 POISSON = {"cohort": {"name": "poisson", "rate": 0.5}}
 MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,6 +71,35 @@ def test_the_delta_of_a_receipt_is_the_one_that_was_granted(name: str, tmp_path:
     budget = simulated(experiment).setup.whole.budget
     assert budget is not None
     assert 0 < budget.lacking < budget.delta
+
+
+class OnlyBias(NamedTuple):
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class KeepsItsHead(FedAvg):
+    """Clients share the last of their leaves; what else they learn from noised gradients stays with them."""
+
+    def zero(self, task: Task, down: Server) -> Any:
+        return OnlyBias(torch.zeros_like([*down.x.values()][-1]))
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> Any:
+        up, state = super().local(task, down, c, shard, key)
+        return OnlyBias([*up.delta.values()][-1]), state
+
+
+def test_a_method_that_sends_a_part_lacks_as_much_as_one_that_sends_all() -> None:
+    """All parameters are noised at each step, and what is sent follows from all of them: as it was, a plan counted the
+    numbers that are sent, here a 65th, so that delta was larger than it said."""
+    reader = {"name": "noisy_gradient", "clip": 1.0, "sampling": "full"}
+    made, whole = ({"name": name, "local_steps": 3, "batch_size": "full"} for name in (OWN, "fedavg"))
+    one, other = (
+        simulated(real("exact").model_copy(update={"algorithm": method, "read": reader})).setup
+        for method in (made, whole)
+    )
+    assert tree.size(one.algorithm.zero(one.task, one.algorithm.broadcast(one.algorithm.init(one.task, 0)))) == 10
+    assert one.priced.drift == other.priced.drift > 0
 
 
 def test_a_plan_that_leaves_nothing_for_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
