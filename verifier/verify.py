@@ -250,9 +250,8 @@ class Verdict:
         notes, delta = [note for _, note in ledger.notes], epsilons.number(float(ledger.scope["delta"]), 0, 1)
         rows, void = statement(histories(notes, population), delta, people)
         if shares_scores:
-            nothing = epsilons.Row(math.inf, delta, "none", set(), {"none": math.inf}, [])
+            nothing, about = epsilons.Row(math.inf, delta, "none", set(), {"none": math.inf}, []), ("client", "server")
             rows |= {one: nothing for one in rows if one[0] in ("client", "person") and one[2] == "server"}
-            about = "client", "server"
             void |= {about: dict.fromkeys(void[about], nothing)} if about in void else {}
             void["test example", "server"] = {("test example", "replace", "server"): nothing}
         self.rows("", receipt["guarantees"], (rows, void))
