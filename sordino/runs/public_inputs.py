@@ -130,8 +130,8 @@ class Disclosures:
         trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
         unread = (READS,) if secret else ()
         fits = unread if self.source.schema is None else (FITS,)
-        of_rows = (*several, *taken, *sizes, *fits, *(DECLARED,) * secret, *map(TOKENIZER.format, trained), *own, *copies)
-        return (*of_rows, *trusted, *warm, *brought(made))
+        of_rows = (*several, *taken, *sizes, *fits, *(DECLARED,) * secret, *map(TOKENIZER.format, trained), *own)
+        return (*of_rows, *copies, *trusted, *warm, *brought(made))
 
 
 def brought(made: Experiment) -> tuple[str, ...]:
