@@ -369,26 +369,6 @@ def test_sites_agree_where_one_has_no_image_of_a_class(tmp_path: Path) -> None:
     assert (parts[0].data.classes, parts[0].data.names, parts[0].data.void) == (3, ("cat", "dog", "owl"), ())
 
 
-SERVERS: Change = {
-    "candidates": {"source": "folder", "path": "public"},
-    "algorithm": {"name": "slaug_fl", "variant": "rigorous_b", "extractor": "public.safetensors"},
-}
-
-
-def test_it_is_said_that_what_a_server_has_of_its_own_and_what_is_declared_are_public(tmp_path: Path) -> None:
-    """A model that all clients see is made from the server's images; a table of scores, which may be shown, tells of
-    its examples. As it was, a receipt between sites said nothing of either, nor of what was declared from rows."""
-    path, both = animals(tmp_path / "animals"), DECLARED | {"classes": ["cat", "dog"]}
-    alone, made = of_animals(path, **both), of_animals(path, **both, probe=1).model_copy(update=SERVERS)
-    for given, servers in ((alone, ()), (made, public_inputs.brought(made))):
-        for assumed in (announced(given, path).data.assumed, Population(given).public.assumed):
-            assert [said for said in assumed if " are, or were made from" in said] == list(servers)
-            assert assumed.count(public_inputs.DECLARED) == 1
-    assert [any(word in said for said in servers) for word in ("extractor", "candidates", "ranks")] == [True] * 3
-    digits = config.validate(PRIVATE | {"partition": {"scheme": "iid", "clients": 2}})
-    assert public_inputs.DECLARED not in Population(digits).public.assumed  # no secret
-
-
 @pytest.mark.parametrize("loaded", ["tabular", "folder", "own"])
 def test_what_is_declared_scales_as_the_loader_does(loaded: str, tmp_path: Path) -> None:
     from tests.runs.test_data import Drawn

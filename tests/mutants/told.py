@@ -7,9 +7,7 @@ from tests.mutants.mutant import one
 
 OUTSIDE = "tests/data/test_outside.py"
 HOLDING = "tests/laws/test_secret_rows.py::test_a_receipt_says_that_sizes_are_public_or_who_holds_anything"
-BROUGHT = (
-    "tests/laws/test_secret_rows.py::test_it_is_said_that_what_a_server_has_of_its_own_and_what_is_declared_are_public"
-)
+BROUGHT = "tests/runs/test_data.py::test_it_is_said_that_what_a_server_has_of_its_own_and_what_is_declared_are_public"
 MEASURED = "tests/results/test_measured_by.py"
 
 TOLD = [

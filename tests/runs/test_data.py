@@ -23,6 +23,7 @@ from sordino.runs.population import Population
 from sordino.sites.own_data import OwnData
 from tests.data.tables import DECLARED, Row, refused, saved, table
 from tests.helpers.command_line import Said
+from tests.laws.test_secret_rows import PRIVATE, animals, announced, of_animals
 
 ROOT = Path(__file__).parents[2]
 
@@ -208,3 +209,26 @@ def test_the_seed_of_a_run_holds_rows_back_and_no_number_in_a_row_knows_of_it(tm
     assert np.array_equal(at_a_site.numpy(), held[1])
     own = Population(config.validate({"data": {"source": f"{__name__}:Drawn"}, "partition": IID})).dataset.test.x
     assert own.max() > 0.5
+
+
+SERVERS: dict[str, Any] = {
+    "candidates": {"source": "folder", "path": "public"},
+    "algorithm": {"name": "slaug_fl", "variant": "rigorous_b", "extractor": "public.safetensors"},
+}
+
+
+def test_it_is_said_that_what_a_server_has_of_its_own_and_what_is_declared_are_public(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that all clients see is made from the server's images; a table of scores, which may be shown, tells of
+    its examples. As it was, a receipt between sites said nothing of either, nor of what was declared from rows."""
+    monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "cache"))
+    path, both = animals(tmp_path / "animals"), {"classes": ["cat", "dog"], "colours": True}
+    alone, made = of_animals(path, **both), of_animals(path, **both, probe=1).model_copy(update=SERVERS)
+    for given, servers in ((alone, ()), (made, public_inputs.brought(made))):
+        for assumed in (announced(given, path).data.assumed, Population(given).public.assumed):
+            assert [said for said in assumed if " are, or were made from" in said] == list(servers)
+            assert assumed.count(public_inputs.DECLARED) == 1
+    assert [any(word in said for said in servers) for word in ("extractor", "candidates", "ranks")] == [True] * 3
+    digits = config.validate(PRIVATE | {"partition": {"scheme": "iid", "clients": 2}})
+    assert public_inputs.DECLARED not in Population(digits).public.assumed  # no secret
