@@ -266,7 +266,7 @@ KEPT = [
     one(
         "a light client adds more than published noise is for",
         "privacy/uplink/coordinate_laplace.py",
-        "uplink.per_coordinate is not None and _weighs_first(uplink)",
+        "stages.per_coordinate is not None and _weighs_first(stages)",
         "False",
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start["
         "weights before the clip, under noise as published]",

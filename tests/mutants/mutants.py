@@ -115,7 +115,7 @@ PRIVACY = [
     one(
         "noise before the clip allowed",
         "privacy/uplink/rules.py",
-        "any(isinstance(stage, Clip | ClipLayers) for stage in _after(uplink, Noise))",
+        "any(isinstance(stage, Clip | ClipLayers) for stage in _after(stages, Noise))",
         "False",
         f"{UNSAFE_EXPERIMENTS}::test_an_unsafe_experiment_does_not_start",
     ),

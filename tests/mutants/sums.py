@@ -155,7 +155,7 @@ SUMS = [
     one(
         "noise for a sum on a median",
         "privacy/uplink/robust.py",
-        "0 < len(uplink.robust) < len(uplink.server)",
+        "0 < len(stages.robust) < len(stages.server)",
         "False",
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start[a median under central noise]",
     ),
@@ -282,15 +282,15 @@ SUMS = [
     one(
         "a run with noise that stops for values beyond the range",
         "privacy/uplink/rules.py",
-        "return one_key or bool(uplink.per_coordinate or private(uplink.server))",
+        "return one_key or bool(stages.per_coordinate or private(stages.server))",
         "return one_key",
         "tests/stories/secure_sums/test_refused.py::test_it_does_not_start[a stop that tells of single values beside noise]",
     ),
     one(
         "a run that stops for values that its server is not to see",
         "privacy/uplink/rules.py",
-        "return one_key or bool(uplink.per_coordinate or private(uplink.server))",
-        "return bool(uplink.per_coordinate or private(uplink.server))",
+        "return one_key or bool(stages.per_coordinate or private(stages.server))",
+        "return bool(stages.per_coordinate or private(stages.server))",
         "tests/privacy/test_refusals.py::test_an_unsafe_call_is_refused[a run that stops for values that the server is not to see]",
     ),
     one(

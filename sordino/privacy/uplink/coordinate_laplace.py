@@ -170,17 +170,17 @@ def _noised(x: object, scale: float, source: NoiseSource) -> Tree:
     return tree.map(lambda leaf: LaplaceNoise().add(leaf.double(), scale, source.child(next(names))), x)
 
 
-def _weighs_first(uplink: UplinkStages) -> bool:
+def _weighs_first(stages: UplinkStages) -> bool:
     """True where a clip comes after a weight, so that a light client may add as much as a heavy one."""
-    weighed = next((i for i, stage in enumerate(uplink.client) if isinstance(stage, Weigh)), len(uplink.client))
-    return any(isinstance(stage, Clip | ClipLayers | ClipCoordinates) for stage in uplink.client[weighed:])
+    weighed = next((i for i, stage in enumerate(stages.client) if isinstance(stage, Weigh)), len(stages.client))
+    return any(isinstance(stage, Clip | ClipLayers | ClipCoordinates) for stage in stages.client[weighed:])
 
 
 PER_COORDINATE_RULES: tuple[Rule[UplinkStages], ...] = (
     Rule(
-        lambda uplink: (
-            (uplink.per_coordinate is not None and uplink.per_coordinate.flagged)
-            != any(isinstance(stage, Flag) for stage in uplink.client)
+        lambda stages: (
+            (stages.per_coordinate is not None and stages.per_coordinate.flagged)
+            != any(isinstance(stage, Flag) for stage in stages.client)
         ),
         ConfigError,
         "only one half of the flags is set up",
@@ -189,7 +189,7 @@ PER_COORDINATE_RULES: tuple[Rule[UplinkStages], ...] = (
         "flags-need-both-halves",
     ),
     Rule(
-        lambda uplink: uplink.per_coordinate is not None and _weighs_first(uplink),
+        lambda stages: stages.per_coordinate is not None and _weighs_first(stages),
         UnsoundGuarantee,
         "a clip behind the weights, under noise as published",
         "the noise is only as wide as the largest weight of a round, and behind a clip that comes last a client of a "

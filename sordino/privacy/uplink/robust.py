@@ -222,7 +222,7 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
 
 ROBUST_RULES: tuple[Rule[UplinkStages], ...] = (
     Rule(
-        lambda uplink: any(isinstance(stage, RobustStage) for stage in uplink.client),
+        lambda stages: any(isinstance(stage, RobustStage) for stage in stages.client),
         ConfigError,
         "a robust sum among the stages of the clients",
         "it compares the uploads of several clients, and only the server has these",
@@ -230,7 +230,7 @@ ROBUST_RULES: tuple[Rule[UplinkStages], ...] = (
         "robust-sum-at-the-client",
     ),
     Rule(
-        lambda uplink: 0 < len(uplink.robust) < len(uplink.server),
+        lambda stages: 0 < len(stages.robust) < len(stages.server),
         UnsoundGuarantee,
         "a robust sum with noise at the server",
         "the noise is sized for how far one client moves a sum: a median or a choice of uploads moves by another "
@@ -240,7 +240,7 @@ ROBUST_RULES: tuple[Rule[UplinkStages], ...] = (
         "robust-sum-under-noise",
     ),
     Rule(
-        lambda uplink: bool(uplink.robust) and uplink.denominator == "expected",
+        lambda stages: bool(stages.robust) and stages.denominator == "expected",
         ConfigError,
         'a robust sum with denominator = "expected"',
         "a robust sum already estimates a mean, so it is not divided",
@@ -248,7 +248,7 @@ ROBUST_RULES: tuple[Rule[UplinkStages], ...] = (
         "robust-sum-denominator",
     ),
     Rule(
-        lambda uplink: any(stage.ends for stage in uplink.robust[:-1]),
+        lambda stages: any(stage.ends for stage in stages.robust[:-1]),
         ConfigError,
         "a stage after the rule that makes a robust sum",
         "after the rule there are no single uploads left",
@@ -256,7 +256,7 @@ ROBUST_RULES: tuple[Rule[UplinkStages], ...] = (
         "robust-rule-not-last",
     ),
     Rule(
-        lambda uplink: bool(uplink.robust) and isinstance(uplink.robust[-1], NearestMixing),
+        lambda stages: bool(stages.robust) and isinstance(stages.robust[-1], NearestMixing),
         ConfigError,
         "nnm without a rule after it",
         "mixing brings honest uploads together; the plain mean of all mixtures still follows whoever lies far away",
@@ -264,9 +264,9 @@ ROBUST_RULES: tuple[Rule[UplinkStages], ...] = (
         "mixing-without-rule",
     ),
     Rule(
-        lambda uplink: (
-            any(not isinstance(stage, NormBound) for stage in uplink.robust)
-            and any(isinstance(stage, Weigh) for stage in uplink.client)
+        lambda stages: (
+            any(not isinstance(stage, NormBound) for stage in stages.robust)
+            and any(isinstance(stage, Weigh) for stage in stages.client)
         ),
         ConfigError,
         "a robust sum of weighed uploads",

@@ -102,7 +102,7 @@ class UplinkStages:
                 f"a hidden Poisson cohort with {noise.neighbours} neighbours",
                 why="drawing each client by an independent coin strengthens only the promise about whether a client is "
                 "counted",
-                fix='set neighbours = "zero_out" in the noise of uplink.server, or of the algorithm where it has that '
+                fix='set neighbours = "zero_out" in the noise of stages.server, or of the algorithm where it has that '
                 "setting",
                 code="poisson-needs-zero-out",
             )
@@ -218,40 +218,40 @@ def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return stages
 
 
-def _after(uplink: UplinkStages, first: type[Stage]) -> tuple[Stage, ...]:
+def _after(stages: UplinkStages, first: type[Stage]) -> tuple[Stage, ...]:
     """The client stages after the first one of this kind."""
-    at = next((i for i, stage in enumerate(uplink.client) if isinstance(stage, first)), len(uplink.client))
-    return uplink.client[at + 1 :]
+    at = next((i for i, stage in enumerate(stages.client) if isinstance(stage, first)), len(stages.client))
+    return stages.client[at + 1 :]
 
 
-def _reading(uplink: UplinkStages) -> Stage | None:
+def _reading(stages: UplinkStages) -> Stage | None:
     """First stage that needs each upload by itself at the server: an adaptive one, or one that the server computes,
     such as a robust sum.
     """
-    stages = (*uplink.client, *uplink.server)
-    return next((s for s in stages if s.reads_each and (s.learns or s in uplink.server)), None)
+    every = (*stages.client, *stages.server)
+    return next((s for s in every if s.reads_each and (s.learns or s in stages.server)), None)
 
 
-def _beyond_integers(uplink: UplinkStages) -> Stage | None:
+def _beyond_integers(stages: UplinkStages) -> Stage | None:
     """The first stage that gets integers but needs real numbers."""
-    stages = (*_after(uplink, Quantise), *private(uplink.server if uplink.grid is not None else ()))
-    return next((stage for stage in stages if not stage.takes_integers), None)
+    every = (*_after(stages, Quantise), *private(stages.server if stages.grid is not None else ()))
+    return next((stage for stage in every if not stage.takes_integers), None)
 
 
-def _few_shares(uplink: UplinkStages) -> bool:
+def _few_shares(stages: UplinkStages) -> bool:
     """True if a secure sum may be decrypted or unmasked with so few shares of noise that it has too little."""
-    survivors = next((stage.survivors for stage in uplink.client if isinstance(stage, NoiseShare)), 0)
-    return isinstance(uplink.secure, Aggregated) and (uplink.secure.threshold or survivors) < survivors
+    survivors = next((stage.survivors for stage in stages.client if isinstance(stage, NoiseShare)), 0)
+    return isinstance(stages.secure, Aggregated) and (stages.secure.threshold or survivors) < survivors
 
 
-def _hides(uplink: UplinkStages) -> bool:
+def _hides(stages: UplinkStages) -> bool:
     """True where noise hides single values from all but the server, or one key of all clients from the server."""
-    one_key = uplink.secure is not None and uplink.secure.seen(None, False)[0] == NoAccess()
-    return one_key or bool(uplink.per_coordinate or private(uplink.server))
+    one_key = stages.secure is not None and stages.secure.seen(None, False)[0] == NoAccess()
+    return one_key or bool(stages.per_coordinate or private(stages.server))
 
 
-def _clips(uplink: UplinkStages) -> list[Clip | ClipLayers]:
-    return [stage for stage in uplink.client if isinstance(stage, Clip | ClipLayers)]
+def _clips(stages: UplinkStages) -> list[Clip | ClipLayers]:
+    return [stage for stage in stages.client if isinstance(stage, Clip | ClipLayers)]
 
 
 def _name(stage: Stage | None) -> str:
@@ -260,15 +260,15 @@ def _name(stage: Stage | None) -> str:
 
 RULES: tuple[Rule[UplinkStages], ...] = (
     Rule(
-        lambda uplink: bool(_after(uplink, SecureStage)),
+        lambda stages: bool(_after(stages, SecureStage)),
         ConfigError,
-        lambda uplink: f"{_name(uplink.client[-1])} comes after a secure sum",
+        lambda stages: f"{_name(stages.client[-1])} comes after a secure sum",
         "uploads that are encrypted or masked cannot be changed any more",
         "put the secure sum last",
         "secure-sum-not-last",
     ),
     Rule(
-        lambda uplink: uplink.shared and not isinstance(uplink.secure, Aggregated),
+        lambda stages: stages.shared and not isinstance(stages.secure, Aggregated),
         UnsoundGuarantee,
         "noise in shares needs secure aggregation",
         "the share of one client is too small to protect its upload; only secure aggregation never opens "
@@ -285,7 +285,7 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "too-few-shares",
     ),
     Rule(
-        lambda uplink: any(isinstance(stage, Quantise) for stage in _after(uplink, NoiseShare)),
+        lambda stages: any(isinstance(stage, Quantise) for stage in _after(stages, NoiseShare)),
         UnsoundGuarantee,
         "noise in shares is added before the uploads become integers (quantise)",
         "then each upload is cut to the range with its share of noise in it, and the shares no longer add "
@@ -294,33 +294,33 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "share-off-the-grid",
     ),
     Rule(
-        lambda uplink: _beyond_integers(uplink) is not None,
+        lambda stages: _beyond_integers(stages) is not None,
         ConfigError,
-        lambda uplink: f"{_name(_beyond_integers(uplink))} comes after quantise",
+        lambda stages: f"{_name(_beyond_integers(stages))} comes after quantise",
         "after quantise uploads are integers, which can only be added, and noised in whole steps",
         "put this stage before quantise, or use Gaussian or Laplace noise",
         "stage-behind-fixed-point",
     ),
     Rule(
-        lambda uplink: uplink.secure is not None and _reading(uplink) is not None,
+        lambda stages: stages.secure is not None and _reading(stages) is not None,
         UnsoundGuarantee,
-        lambda uplink: f"{_name(_reading(uplink))} with a secure sum",
+        lambda stages: f"{_name(_reading(stages))} with a secure sum",
         "this stage reads each upload, and in a secure sum nobody can read one",
         "use another stage, or no secure sum",
         "stage-reads-each",
     ),
     Rule(
-        lambda uplink: uplink.denominator not in ("received", "expected"),
+        lambda stages: stages.denominator not in ("received", "expected"),
         ConfigError,
-        lambda uplink: f"denominator = {uplink.denominator!r}",
+        lambda stages: f"denominator = {stages.denominator!r}",
         "a sum is divided by the weights that were received, or by those that were expected",
         'use "expected", or "received" if the server adds no noise',
         "unknown-denominator",
     ),
     Rule(
-        lambda uplink: any(
+        lambda stages: any(
             not isinstance(stage, Noise | CoordinateLaplace | RobustStage) or isinstance(stage, NoiseShare)
-            for stage in uplink.server
+            for stage in stages.server
         ),
         ConfigError,
         "a stage of the server that is neither noise nor a robust sum",
@@ -329,7 +329,7 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "server-stage-not-noise",
     ),
     Rule(
-        lambda uplink: uplink.central and uplink.denominator == "received" and not uplink.published,
+        lambda stages: stages.central and stages.denominator == "received" and not stages.published,
         UnsoundGuarantee,
         'noise at the server with denominator = "received"',
         "how many clients answered depends on who is in the data, so dividing by it changes the sensitivity",
@@ -337,7 +337,7 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "realised-denominator",
     ),
     Rule(
-        lambda uplink: bool(uplink.grid and uplink.grid.strict) and _hides(uplink),
+        lambda stages: bool(stages.grid and stages.grid.strict) and _hides(stages),
         UnsoundGuarantee,
         "noise at the server, or one key of all clients, and quantise with strict = true",
         "whether the run stops depends on single values without noise, and everybody sees it, the server too",
@@ -345,7 +345,7 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "strict-beside-noise",
     ),
     Rule(
-        lambda uplink: any(isinstance(stage, Clip | ClipLayers) for stage in _after(uplink, Noise)),
+        lambda stages: any(isinstance(stage, Clip | ClipLayers) for stage in _after(stages, Noise)),
         UnsoundGuarantee,
         "a clip after the noise",
         "the clip must come first: the noise is sized for vectors that are already clipped",
@@ -353,7 +353,7 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "noise-before-clip",
     ),
     Rule(
-        lambda uplink: len(private(uplink.client)) + len(private(uplink.server)) > 1,
+        lambda stages: len(private(stages.client)) + len(private(stages.server)) > 1,
         UnsoundGuarantee,
         "two noise stages in one uplink",
         "a promise is kept by one noise of one size",
@@ -361,7 +361,7 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "two-noises",
     ),
     Rule(
-        lambda uplink: any(isinstance(clip, Clip) and clip.personal for clip in _clips(uplink)[:-1]),
+        lambda stages: any(isinstance(clip, Clip) and clip.personal for clip in _clips(stages)[:-1]),
         UnsoundGuarantee,
         "a clip after a personal clip",
         "then all clients have the same radius again, and the server leaves out clients with small budgets as too long",
@@ -369,8 +369,8 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "clip-behind-personal-clip",
     ),
     Rule(
-        lambda uplink: (
-            (uplink.as_published is not None or uplink.per_coordinate is not None) and uplink.noise() is not None
+        lambda stages: (
+            (stages.as_published is not None or stages.per_coordinate is not None) and stages.noise() is not None
         ),
         UnsoundGuarantee,
         "noise as published together with noise that is paid from the budget",
@@ -379,7 +379,7 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "published-beside-noise",
     ),
     Rule(
-        lambda uplink: uplink.personal and (not private(uplink.server) or uplink.secure is not None),
+        lambda stages: stages.personal and (not private(stages.server) or stages.secure is not None),
         UnsoundGuarantee,
         "a personal clip needs noise at the server, and uploads that the server can read",
         "noise at the client is already its own; behind quantise or a second bound an upload may be longer than its "
