@@ -149,8 +149,8 @@ class PriceRequest:
             published = nominal_multiplier(budget.epsilon, budget.ideal, algorithm.read.rate, max(self.participations))
         reads = {"example": self.reads}
         portion, currency = part or (1.0, None)
-        portion_of = budget if portion else None
-        plan = draft(self.offers, portion_of, self.participations, reads, published, portion, currency)
+        divided = budget if portion else None
+        plan = draft(self.offers, divided, self.participations, reads, published, portion, currency)
         check_price(plan)
         return plan
 

@@ -98,6 +98,7 @@ class Witness:
         too, or another run from a copy of the ledger."""
         if op in self.noted:
             return
+        self._check_others(ledger)
         if not self._note([ReleasedOperation.of(ledger, op)]):
             raise LedgerError(
                 f"{self.folder} is running at the same time as a copy of it",
@@ -105,7 +106,7 @@ class Witness:
                 fix="stop both, and continue in the newest folder alone",
                 code="released-elsewhere",
             )
-        self._check_others(ledger)  # behind the note: of two runs that come here at once, one at least sees the other
+        self._check_others(ledger)  # and again: of two runs that have noted at once, one at least sees the other
 
     def check(self, ledger: Ledger, moved: bool) -> set[str]:
         """Operations that were released and are missing from the ledger, which is then an older copy. They are refused

@@ -99,8 +99,8 @@ def threshold(budgets: Floats, by: LostBudget = WEIGHTED) -> float:
     tried = [(waste(levels, float(level), by, count), float(level)) for level in levels]
     ends = np.linspace(levels[:-1], levels[1:], SEARCHES + 1, axis=1)
     low, high = ends[:, :-1].ravel(), ends[:, 1:].ravel()
-    near = waste_at_least(levels, low, high, by, count) <= min(tried)[0] + 1e-9 * float((levels * count).sum())
-    for a, b in zip(low[near].tolist(), high[near].tolist(), strict=True):
+    far = waste_at_least(levels, low, high, by, count) > min(tried)[0] + 1e-9 * float((levels * count).sum())
+    for a, b in zip(low[~far].tolist(), high[~far].tolist(), strict=True):
         inside = minimize_scalar(
             lambda t: waste(levels, float(t), by, count), bounds=(a, b), method="bounded", options={"xatol": 1e-9}
         )

@@ -306,4 +306,11 @@ COUNTED_OR_NOT = [
         "return sent",
         "tests/runs/test_delta.py::test_a_method_that_sends_a_part_lacks_as_much_as_one_that_sends_all",
     ),
+    one(
+        "a run that is refused for its copy of a ledger leaves a note",
+        "runs/witness.py",
+        "            return\n        self._check_others(ledger)\n",
+        "            return\n",
+        "tests/runs/test_shared_ledger.py::test_a_run_refused_for_its_copy_of_a_ledger_leaves_no_note",
+    ),
 ]

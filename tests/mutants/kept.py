@@ -368,8 +368,8 @@ KEPT = [
     one(
         "two copies of a ledger pay for two runs at once",
         "runs/witness.py",
-        "        self._check_others(ledger)",
-        "        pass",
+        "        self._check_others(ledger)  # and again",
+        "        pass  # and again",
         "tests/runs/test_witness.py::test_two_copies_of_a_shared_ledger_do_not_pay_for_two_runs_at_once",
     ),
     one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from sordino.config import Experiment
-from sordino.errors import SordinoError
+from sordino.engine.server import FederatedServer
+from sordino.errors import LedgerError, SordinoError
 from sordino.ledger.ledger import Ledger
 from sordino.receipts import private
 from sordino.receipts.receipt import lifetime
@@ -23,7 +25,8 @@ from sordino.runs import run
 from sordino.runs.run import checked, resume, start
 from sordino.runs.simulation import Simulation
 from tests.budget.charged import experiment
-from tests.laws.traces import killed_at
+from tests.laws.cases import BY_NAME
+from tests.laws.traces import Killed, die_after, killed_at
 
 RACING = 4
 ALL = {"name": "everyone"}
@@ -239,3 +242,35 @@ def test_who_could_not_pay_loses_nothing(shared: Path) -> None:
         assert verify(shared.parent / folder) == []
         asked = [sys.executable, ROOT / "verifier" / "verify.py", shared.parent / folder, "--ledger", shared]
         assert subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+def test_a_run_refused_for_its_copy_of_a_ledger_leaves_no_note(tmp_path: Path) -> None:
+    """Else the run on the newest ledger would be refused too, for a release that never was."""
+    files = [tmp_path / "shared.sqlite", tmp_path / "copy.sqlite"]
+    case = BY_NAME["gaussian_gdp"]
+    made = (case.privacy | {"noise": "system", "ledger": str(file)} for file in files)
+    one, other = (case.experiment(privacy=privacy, rounds=2) for privacy in made)
+
+    def killed(*about: Any) -> None:
+        raise Killed
+
+    first, second, reserve = tmp_path / "first", tmp_path / "second", FederatedServer.reserve
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FederatedServer, "reserve", killed)
+        with pytest.raises(Killed):
+            start(one, first)
+    for kind in ("", ".key"):
+        shutil.copy(f"{files[0]}{kind}", f"{files[1]}{kind}")
+
+    def after_the_first(*about: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FederatedServer, "reserve", reserve)
+            with pytest.raises(Killed):
+                resume(first, die_after(1))
+        return reserve(*about)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FederatedServer, "reserve", after_the_first)
+        with pytest.raises(LedgerError, match="older"):
+            start(other, second)
+    assert len(resume(first).metrics) == 2
