@@ -242,10 +242,10 @@ class Explicit:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
-        if not all(is_number(v) and 0 <= v < math.inf for v in self.values) or not any(self.values):
+        if not self.values or not all(is_number(v) and 0 < v < math.inf for v in self.values):
             raise InvalidBudget(
                 f"the shares {list(self.values)} make no schedule",
-                why="shares must be finite and not negative, and at least one must be above 0",
+                why="each share must be above 0 and finite: a client without one would not take part again",
                 fix="give for example values = [1, 1, 2]",
                 code="shares-not-a-budget",
             )
@@ -333,15 +333,7 @@ def integer_shares(shares: Sequence[float] | Shares, cap: int) -> list[int]:
 
 
 def _normalised(weights: Shares) -> Shares:
-    total = math.fsum(weights)
-    if total == 0:
-        raise InvalidBudget(
-            f"the first {len(weights)} shares of the schedule are all 0",
-            fix="begin the schedule with a share above 0",
-            why="a client that takes part only so often would spend nothing of its budget",
-            code="shares-not-a-budget",
-        )
-    return weights / total
+    return weights / math.fsum(weights)
 
 
 def _count(participations: int) -> int:
@@ -364,6 +356,16 @@ def _exhausted() -> BudgetExhausted:
         why="all planned participations of this client are over, and a spent budget never comes back",
         fix="let this client take no further part",
         code="budget-exhausted",
+    )
+
+
+def below_unit(epsilon: float, delta: float) -> UnsoundGuarantee:
+    """Error for a plan with a participation that costs less than the ledger's smallest unit."""
+    return UnsoundGuarantee(
+        f"epsilon {epsilon:g} at delta {delta:g} is less than a ledger can count",
+        why="a client would pay less than the unit in which budgets are kept, and could take no further part",
+        fix="set a larger epsilon or delta, plan fewer rounds, or make the shares of the schedule more equal",
+        code="budget-below-unit",
     )
 
 

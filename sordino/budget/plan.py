@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sordino.accounting.claims import UNIT, ZCDP, Amount, Currency, cap, cost
 from sordino.accounting.events import Gaussian, valid_delta
 from sordino.accounting.pricing import Counted, Exact, NominalPrice, Pricing, Renyi, best_order, counted_phases
-from sordino.budget import Adaptive, Schedule, Uniform, integer_shares, lacks_delta
+from sordino.budget import Adaptive, Schedule, Uniform, below_unit, integer_shares, lacks_delta
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.types import Offer, Unit
 
@@ -43,6 +43,8 @@ class Budget:
         fix = "for no privacy leave [privacy] epsilon out"
         check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget, fix=fix)
         valid_delta(self.delta, zero=True)  # 0 is for pure noise: see planning.prices
+        if self.least * UNIT < 1:
+            raise below_unit(self.least, self.delta)
         if self.lacking and not self.lacking < (self.aside or self.delta):
             raise lacks_delta(self.delta, self.lacking * (self.delta / self.aside if self.aside else 1.0))
 
@@ -187,13 +189,12 @@ class Plan:
         return Price(self._multiplier(charge, self.reads[client]), charge)
 
     def rehearse(self) -> None:
-        """Computes the price of every planned participation, so that an impossible one is refused before the first
-        round."""
-        if self.adapts:
-            return  # its prices follow from releases
+        """Computes the price of every planned participation: an impossible one is refused before the first round."""
         for times, client in self._kinds():
-            for participation in range(times if self.budget is not None else 1):  # a set multiplier is the same for all
-                self.price(client, participation, self.currency.zero())
+            # a set multiplier is the same for all; later prices of a schedule that adapts follow from releases
+            for participation in range(min(times, 1) if self.budget is None or self.adapts else times):
+                if self.price(client, participation, self.currency.zero()) is None and self.budget is not None:
+                    raise below_unit(self.budget.of(client), self.budget.delta)
 
     def prices(self, client: int) -> Iterator[Price]:
         """Prices of all of a client's planned participations, if it attends each one and spends as fast as it may."""
@@ -211,9 +212,7 @@ class Plan:
         return [client for client, _ in kinds(self.participations, self.reads, *([] if levels is None else [levels]))]
 
     def _kinds(self) -> list[tuple[int, int]]:
-        """One pair for each group of clients with the same prices: their number of participations, and the first
-        client.
-        """
+        """Each group of clients with the same prices: their number of participations, and the first client."""
         return [(self.participations[client], client) for client in self.different]
 
     @cached_property

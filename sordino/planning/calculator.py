@@ -198,13 +198,7 @@ def _row(question: Question, what: str, run: Sequence[str]) -> Answer:
     phase, plan, z = planner.phase, planner.phase.plan, planner.multiplier(planner.busiest)
     assert plan.offer is not None
     assert plan.budget is not None
-    if z is None:
-        raise UnsoundGuarantee(
-            f"epsilon {plan.budget.epsilon:g} at delta {plan.budget.delta:g} is less than a ledger can count",
-            why="a round costs less than the unit in which budgets are kept, so nobody could take part",
-            fix="set a larger epsilon or delta, or give a smaller multiplier",
-            code="budget-below-unit",
-        )
+    assert z is not None, "a budget that pays for no round is refused"
     subject, people, rounds = plan.offer.subject, len(phase.public.sizes), phase.experiment.rounds
     unit: Literal["client", "example"] = "client" if subject.unit == "client" else "example"
     cohort = round(phase.cohort.expected(people))

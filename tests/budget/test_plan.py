@@ -311,3 +311,35 @@ def test_secret_coins_may_draw_anybody() -> None:
         promise = Planner(simulated(coins).setup).promise
         assert promise is not None
         assert promise.epsilon == pytest.approx(4.0, rel=1e-6)
+
+
+# a participation without a price --------------------------------------------------------------------------------------
+@quick
+@given(
+    st.sampled_from(list(LAWS)),
+    st.integers(-25, 1),
+    st.sampled_from([Uniform(), Geometric(0.2), Geometric(30.0), Explicit((1.0, 1e-13, 1.0, *[1.0] * 9)), Adaptive()]),
+    st.integers(1, 12),
+)
+def test_each_planned_participation_has_a_price_or_the_plan_is_refused(
+    law: str, power: int, schedule: Schedule | Adaptive, times: int
+) -> None:
+    """A client without a price stays away, and takes part in no later round: its participations are not counted on."""
+    try:
+        plan = plan_of(law, 10.0**power, 1e-5, schedule, [times])
+    except UnsoundGuarantee as refused:
+        if refused.code not in {"budget-below-unit", "classic-gaussian-needs-small-epsilon", "epsilon-out-of-reach"}:
+            raise
+        return
+    spent = plan.currency.zero()
+    for participation in range(times):
+        price = plan.price(0, participation, spent)
+        assert price is not None
+        spent = tuple(a + b for a, b in zip(spent, price.charge, strict=True))
+
+
+@pytest.mark.parametrize(("law", "epsilon"), [("pure", 1e-12), ("classic", 1e-12), ("exact", 1e-13)])
+def test_a_budget_below_the_unit_is_refused(law: str, epsilon: float) -> None:
+    with pytest.raises(UnsoundGuarantee) as refused:
+        plan_of(law, epsilon, 1e-5, Uniform(), [2])
+    assert refused.value.code == "budget-below-unit"

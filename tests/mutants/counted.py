@@ -313,4 +313,18 @@ COUNTED_OR_NOT = [
         "            return\n",
         "tests/runs/test_shared_ledger.py::test_a_run_refused_for_its_copy_of_a_ledger_leaves_no_note",
     ),
+    one(
+        "a participation that costs less than the ledger's unit is planned",
+        "budget/plan.py",
+        "is None and self.budget is not None:",
+        "is None and self.budget is None:",
+        "tests/budget/test_plan.py::test_each_planned_participation_has_a_price_or_the_plan_is_refused",
+    ),
+    one(
+        "a schedule may have a share of nothing, after which nobody takes part",
+        "budget/__init__.py",
+        "is_number(v) and 0 < v < math.inf",
+        "is_number(v) and 0 <= v < math.inf",
+        "tests/budget/test_schedules.py::test_refusals",
+    ),
 ]
