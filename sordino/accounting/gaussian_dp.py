@@ -24,18 +24,13 @@ from sordino.accounting.events import valid_delta, valid_epsilon
 from sordino.errors import InvalidBudget, is_number
 
 CELLS = 20_000  # of a sum over privacy losses
+SMALL = 1e-5  # a mu below which a difference of two Mills ratios is lost to rounding
 
 
 def delta_of(epsilon: float, mu: float) -> float:
     """The smallest delta at this epsilon. Epsilon may be 0: delta is then the total variation distance."""
-    _check_mu(mu)
-    if not is_number(epsilon) or math.isnan(epsilon) or epsilon < 0:
-        raise InvalidBudget(
-            f"epsilon is {epsilon!r}",
-            fix="give a number that is not negative",
-            why="it must be a number, at least 0",
-            code="epsilon-not-positive",
-        )
+    _refuse_negative("mu", mu)
+    _refuse_negative("epsilon", epsilon)
     if mu == 0 or epsilon == math.inf:
         return 0.0
     return 1.0 if mu == math.inf else math.exp(_log_delta(epsilon / mu - mu / 2, mu))
@@ -46,7 +41,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     """The smallest epsilon at this delta; 0 for mu = 0, infinite only without noise or at delta = 0."""
     from scipy.special import ndtri
 
-    _check_mu(mu)
+    _refuse_negative("mu", mu)
     delta = valid_delta(delta, zero=True)
     if mu == 0:
         return 0.0
@@ -111,8 +106,11 @@ def _log_delta(x: float, mu: float) -> float:
     from scipy.special import erfcx, log_ndtr
 
     far = _mills(float(erfcx((x + mu) / math.sqrt(2))))
-    if x > 0:  # phi(x) (R(x) - R(x + mu))
+    if x > 0 or mu < SMALL:  # phi(x) (R(x) - R(x + mu))
         near = _mills(float(erfcx(x / math.sqrt(2))))
+        if mu < SMALL:  # -R'(x) = 1 - x R(x) is convex, so the mean of its ends is above the mean between them
+            slope = 1 - (x * near + (x + mu) * far) / 2
+            return _log_phi(x) + math.log(mu) + (math.log(slope) if slope > 0 else 0.0)
         return _log_phi(x) + math.log(near - far) if near > far else -math.inf
     # Phi(-x) is at least a half here, and R(x) would overflow for very negative x
     kept = math.exp(float(log_ndtr(-x))) - math.exp(_log_phi(x)) * far
@@ -141,11 +139,11 @@ def bisect(keeps: Callable[[float], bool], *, good: float, bad: float, tight: fl
     return good
 
 
-def _check_mu(mu: float) -> None:
-    if not is_number(mu) or math.isnan(mu) or mu < 0:
+def _refuse_negative(name: str, value: float) -> None:
+    if not is_number(value) or math.isnan(value) or value < 0:
         raise InvalidBudget(
-            f"mu is {mu!r}",
-            why="the parameter mu of Gaussian differential privacy is a number, at least 0",
+            f"{name} is {value!r}",
+            why="it must be a number, at least 0",
             fix="give a number that is not negative",
-            code="mu-negative",
+            code=f"{name}-negative",
         )

@@ -34,6 +34,19 @@ def test_delta_of_is_the_formula_at_60_digits() -> None:
     assert compared > 250
 
 
+def test_a_tiny_mu_is_not_lost_to_rounding() -> None:
+    """As a difference of two tails, delta is 0 at mu = 1e-17."""
+    mp = pytest.importorskip("mpmath")
+    rng = random.Random(2)
+    with mp.workdps(60):
+        for _ in range(200):
+            mu, x = 10 ** rng.uniform(-17, -4), rng.uniform(0, 30)
+            m, e = mp.mpf(mu), mp.mpf(mu * x)
+            exact = mp.ncdf(m / 2 - e / m) - mp.exp(e) * mp.ncdf(-m / 2 - e / m)
+            assert delta_of(mu * x, mu) == pytest.approx(float(exact), rel=2e-9)
+    assert delta_of(1e-310, 1e-310) > 0 == delta_of(1.0, 1e-310)
+
+
 @given(st.floats(1e-3, 30), st.floats(1e-12, 0.4))
 @settings(max_examples=100, deadline=None)
 def test_both_inverses_keep_the_promise_and_waste_nothing(mu: float, delta: float) -> None:

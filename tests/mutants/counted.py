@@ -327,4 +327,11 @@ COUNTED_OR_NOT = [
         "is_number(v) and 0 <= v < math.inf",
         "tests/budget/test_schedules.py::test_refusals",
     ),
+    one(
+        "the delta of a tiny mu is lost to rounding",
+        "accounting/gaussian_dp.py",
+        "SMALL = 1e-5",
+        "SMALL = 1e-12",
+        "tests/accounting/test_gaussian_dp.py::test_a_tiny_mu_is_not_lost_to_rounding",
+    ),
 ]
