@@ -374,7 +374,7 @@ def lacks_delta(delta: float, least: float) -> UnsoundGuarantee:
     raised = f"set privacy.delta above {delta_text(1.1 * least)}, or " if least < 0.9 else "set "
     return UnsoundGuarantee(
         f"privacy.delta is {delta:g}, with real noise",
-        why="the tables from which real noise is drawn differ from the ideal distribution, and delta must cover that "
+        why="real noise, as a computer draws it, differs a little from its ideal law, and delta must cover that "
         "over the whole run at its epsilon; on a ledger that runs share, a quarter of delta must, over all of them",
         fix=f"{raised}a smaller epsilon, a larger noise multiplier, fewer rounds or a smaller model",
         code="noise-lacks-delta",
