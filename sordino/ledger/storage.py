@@ -283,8 +283,8 @@ def missing(place: Path) -> LedgerError:
     return LedgerError(
         f"there is no ledger {place}",
         why="without the ledger nothing can be verified, and no run can continue",
-        fix="put the file back, or write its place into privacy.ledger of the run's experiment.toml; a relative path "
-        "leads from the folder in which the run began",
+        fix="put the file back; of a ledger that runs share, its new place may stand in privacy.ledger of the run's "
+        "experiment.toml (a relative path leads from the folder in which the run began)",
         code="ledger-missing",
     )
 

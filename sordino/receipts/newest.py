@@ -63,7 +63,7 @@ _OP = re.compile(rb'"op":("(?:[^"\\]|\\.)*")')
 def check_run(run: RunFolder) -> None:
     """Refuses the ledger of a run where it is an older copy, as this user's notes show."""
     run.check()
-    _check(run.ledger, [place_of(run)])
+    _check(run.ledger, places_of(run))
 
 
 def check_ledger(place: Path, dataset: str, runs: Iterable[str], site: str) -> bool:
@@ -113,8 +113,13 @@ def rolled_back(ledger: Path, many: int) -> LedgerError:
 
 def place_of(run: RunFolder) -> Path:
     """Path of the record of this run's releases, beside the records of other runs on its ledger."""
-    shared = Agreement.read(run.path).dataset if run.experiment.privacy.ledger else ""
-    return place_for(run.environment.run, run.environment.site, shared)
+    return places_of(run)[bool(run.experiment.privacy.ledger)]
+
+
+def places_of(run: RunFolder) -> tuple[Path, Path]:
+    """Paths of that record for a run with a ledger of its own, and for one on a ledger that several runs share."""
+    about = run.environment.run, run.environment.site
+    return place_for(*about), place_for(*about, Agreement.read(run.path).dataset)
 
 
 def place_for(run: str, site: str, shared: str = "") -> Path:

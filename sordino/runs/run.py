@@ -38,7 +38,7 @@ from sordino.planning.phase import PlannedRun
 from sordino.planning.planner import Planner
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.newest import place_for
+from sordino.receipts.newest import places_of
 from sordino.runs.new_folder import choices, create_folder, environment_of
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.population import Population
@@ -182,8 +182,8 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
     files = RunFolder(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     pairs: list[tuple[str, str]] = [(files.environment.config, now[1])]
-    of_several = place_for(files.environment.run, files.environment.site, Agreement.read(folder).dataset)
-    if not experiment.privacy.ledger and of_several.exists():  # a new ledger would know of nothing that it has spent
+    left = places_of(files)[not experiment.privacy.ledger]  # its notes, where it began on the other kind of ledger
+    if left.exists():  # which alone knows what it has spent
         pairs.append(("", ""))
     if experiment.privacy.ledger or files.ledger.exists():  # one that is shared stood before the run began
         with Ledger.as_founded(files.ledger) as ledger:

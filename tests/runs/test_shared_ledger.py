@@ -19,7 +19,7 @@ from sordino.engine.server import FederatedServer
 from sordino.errors import LedgerError, SordinoError
 from sordino.ledger.ledger import Ledger
 from sordino.receipts import private
-from sordino.receipts.receipt import lifetime
+from sordino.receipts.receipt import lifetime, spending
 from sordino.receipts.verify import verify
 from sordino.runs import run
 from sordino.runs.run import checked, resume, start
@@ -226,6 +226,26 @@ def test_a_run_that_began_on_a_shared_ledger_begins_none_of_its_own(
     assert not (folder / "ledger.sqlite").exists()
     file.write_text(told)
     assert [row.lost for row in resume(folder).metrics] == [True]
+
+
+def test_a_run_that_began_on_its_own_ledger_goes_to_none_that_runs_share(tmp_path: Path) -> None:
+    """An older copy of it under another name would draw two rounds again, at no cost: under Laplace noise both kinds of
+    ledger have the same caps.
+    """
+    case, folder = BY_NAME["laplace"], tmp_path / "run"
+    with pytest.raises(Killed):
+        start(case.experiment(privacy=case.privacy | {"noise": "system"}, rounds=3), folder, die_after(1))
+    shutil.copy(folder / "ledger.sqlite", tmp_path / "shared.sqlite")
+    shutil.copy(folder / "data.key", tmp_path / "shared.sqlite.key")
+    with pytest.raises(Killed):
+        resume(folder, die_after(2))
+    file = folder / "experiment.toml"
+    text = file.read_text()
+    file.write_text(text.replace("[privacy]\n", f'[privacy]\nledger = "{tmp_path / "shared.sqlite"}"\n'))
+    assert code(lambda: spending(folder)) == "ledger-rolled-back"
+    assert code(lambda: resume(folder)) == "edited-run"
+    file.write_text(text)
+    assert [row.lost for row in resume(folder).metrics] == [False] * 3
 
 
 @pytest.mark.slow
