@@ -49,7 +49,8 @@ def _check_kinds(frame: Any) -> None:
 
 def _kind(cell: object) -> str:
     plain = cell.item() if isinstance(cell, np.generic) else cell
-    return "number" if type(plain) in (int, float) else type(plain).__name__
+    zone = getattr(plain, "tzinfo", None)  # that of the first moment would be given to all
+    return "number" if type(plain) in (int, float) else f"{type(plain).__name__}{f' of {zone}' if zone else ''}"
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
@@ -60,13 +61,17 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def as_text(column: Any) -> Any:
-    """The cells as a file would spell them. A number is written alike in columns of integers, floats and decimals: a
-    gap or a fraction in one row decides how a frame stores a column, and must not change how the others are read.
+    """The cells as a file would spell them. A number is written alike in columns of integers, floats and decimals, and
+    a time in columns of seconds and nanoseconds: a gap or a fraction in one row decides how a frame stores a column,
+    and must not change how the others are read.
     """
+    if pa.types.is_duration(column.type):
+        column = pc.cast(column, pa.duration("ns"))
     words = pc.cast(column, pa.string())
-    if pa.types.is_decimal(column.type):
-        without = pc.replace_substring_regex(words, r"(\.[0-9]*?)0+$", r"\1")
-        return pc.replace_substring_regex(without, r"\.$", "")
+    if pa.types.is_decimal(column.type) or pa.types.is_temporal(column.type):
+        # before an exponent, or a time zone
+        without = pc.replace_substring_regex(words, r"(\.[0-9]*?)0+([^0-9].*|)$", r"\1\2")
+        return pc.replace_substring_regex(without, r"\.([^0-9].*|)$", r"\1")
     if not pa.types.is_floating(column.type):
         return words
     values = pc.cast(column, pa.float64())
