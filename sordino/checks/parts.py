@@ -122,8 +122,8 @@ def draws(trial: PartTrial) -> None:
 def cohort_repeats(trial: PartTrial) -> None:
     key = keys.root(3)
     one, other = trial.built(), trial.built()
-    forth = [one.draw(t, PEOPLE, key) for t in range(ROUNDS)]
-    back = [other.draw(t, PEOPLE, key) for t in reversed(range(ROUNDS))]
+    forth = [list(one.draw(t, PEOPLE, key)) for t in range(ROUNDS)]
+    back = [list(other.draw(t, PEOPLE, key)) for t in reversed(range(ROUNDS))]
     require(forth == back[::-1], "the same round and key draw other clients the second time", REPEATED)
 
 

@@ -191,7 +191,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         found: dict[str, Tensor] = load(path.read_bytes())
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError) as error:  # the last for a dtype that torch has not
         raise damaged(path, error, f"`sordino resume {quote(str(path.parent))}` writes it anew") from None
     return found
 

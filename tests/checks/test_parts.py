@@ -45,6 +45,7 @@ PARTS = {
     "a partition by chance": (SCHEME + "return [np.random.permutation(len(labels))[:5]]", "repeats"),
     "a partition that peeks": (SCHEME + "return [np.flatnonzero(labels == 1)]", "blind"),
     "a cohort": (COHORT + "[0, 1]", ""),
+    "a cohort in an array": (COHORT + "np.arange(2)", ""),
     "a cohort by chance": (COHORT + "np.random.permutation(population)[:2].tolist()", "repeats"),
     "a client twice": (COHORT + "[0, 0]", "draws"),
     "a part of a round": (

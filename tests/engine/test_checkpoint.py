@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as pack
 
 from sordino import tree
-from sordino.engine.checkpoint import digest_trees, latest, load, save
+from sordino.engine.checkpoint import digest_trees, latest, load, save, tensors
 from sordino.errors import RunError
 from sordino.ledger.files import atomic_write
 from tests.engine.checkpoint_workers import FAILPOINTS, acknowledged, meta, state, template
@@ -123,6 +123,12 @@ def test_a_tree_nobody_knows_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, 5)
     known = {"server": template("server")}
     assert refusal(lambda: load(tmp_path, known.__getitem__)).code == "checkpoint-unfitting"
+
+
+def test_tensors_of_a_type_that_torch_has_not_are_refused(tmp_path: Path) -> None:
+    head, file = b'{"x":{"dtype":"F8_E8M0","shape":[1],"data_offsets":[0,1]}}', tmp_path / "model.safetensors"
+    file.write_bytes(len(head).to_bytes(8, "little") + head + b"x")
+    assert refusal(lambda: tensors(file)).code == "run-file-damaged"
 
 
 # --- crashes ---

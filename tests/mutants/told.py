@@ -141,9 +141,30 @@ TOLD = [
     one(
         "a fraction makes other codes of all other rows of a frame",
         "data/frames.py",
-        "if pa.types.is_decimal(column.type):",
-        "if False:",
+        "if pa.types.is_decimal(column.type) or ",
+        "if ",
         "tests/data/test_frames.py::test_one_odd_cell_of_a_frame_changes_how_no_other_is_read",
+    ),
+    one(
+        "a nanosecond makes other names of all other moments of a frame",
+        "data/frames.py",
+        " or pa.types.is_temporal(column.type)",
+        "",
+        "tests/data/test_frames.py::test_one_odd_key_of_a_frame_moves_no_other_row",
+    ),
+    one(
+        "a run leaves its own ledger for one that it calls shared",
+        "runs/run.py",
+        "if left.exists():",
+        "if left.exists() and not experiment.privacy.ledger:",
+        "tests/runs/test_shared_ledger.py::test_a_run_that_began_on_its_own_ledger_goes_to_none_that_runs_share",
+    ),
+    one(
+        "an older copy of a run's own ledger is read where it is called shared",
+        "receipts/newest.py",
+        "_check(run.ledger, places_of(run))",
+        "_check(run.ledger, [place_of(run)])",
+        "tests/runs/test_shared_ledger.py::test_a_run_that_began_on_its_own_ledger_goes_to_none_that_runs_share",
     ),
     one(
         "an invitation has what the draft of a schema says of rows",
