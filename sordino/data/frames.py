@@ -17,7 +17,7 @@ def in_memory(frame: object) -> pa.Table:
     """A data frame as an arrow table."""
     try:
         return as_arrow(frame)
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, OverflowError) as error:  # the last for an integer beyond 64 bits
         raise DataError(
             "the data frame cannot be read as a table",
             why=str(error.args[-1]),  # the column; the first part may quote a cell

@@ -61,7 +61,7 @@ def given(
     try:
         listed = isinstance(rows, Sequence) and not isinstance(rows, str | bytes)
         found = pa.Table.from_pylist(rows) if listed else as_arrow(rows)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"{where} cannot be read",
             why=str(error),

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import sordino
-from sordino.data import tabular
+from sordino.data import new_rows, tabular
 from sordino.data.frames import in_memory
 from sordino.data.schema import parsed
 from sordino.errors import ConfigError, DataError, RunError
@@ -103,6 +103,14 @@ def test_a_series_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         run(pandas.Series(AGE), tmp_path / "run")
     assert refused.value.code == "mixed-column"
+
+
+def test_an_integer_that_no_table_holds_is_refused() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = pandas.DataFrame({"code": pandas.Series([1, 10**30], dtype=object)})
+    for read in (in_memory, lambda rows: new_rows.given(rows, {})):
+        with pytest.raises(DataError):
+            read(frame)
 
 
 def compared(folder: Path, *frames: object) -> Comparison:

@@ -296,7 +296,7 @@ def check_room(layout: Layout, count: int, noise: float) -> None:
         raise UnsoundGuarantee(
             f"noise of up to {count * noise:.3g} steps does not fit: {count} uploads of {layout.bits} bits in "
             f"slots of {layout.width}",
-            why="twelve standard deviations of the noise must fit, or a sum wraps around to a wrong value",
+            why="larger noise is rarer than e^-50 a coordinate; a sum that does not fit wraps around to a wrong value",
             fix="set more headroom bits in the quantise stage",
             code="no-room-for-noise",
         )
