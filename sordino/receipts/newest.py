@@ -63,7 +63,7 @@ _OP = re.compile(rb'"op":("(?:[^"\\]|\\.)*")')
 def check_run(run: RunFolder) -> None:
     """Refuses the ledger of a run where it is an older copy, as this user's notes show."""
     run.check()
-    _check(run.ledger, places_of(run))
+    _check(run.ledger, [place_of(run)])
 
 
 def check_ledger(place: Path, dataset: str, runs: Iterable[str], site: str) -> bool:
@@ -112,8 +112,11 @@ def rolled_back(ledger: Path, many: int) -> LedgerError:
 
 
 def place_of(run: RunFolder) -> Path:
-    """Path of the record of this run's releases, beside the records of other runs on its ledger."""
-    return places_of(run)[bool(run.experiment.privacy.ledger)]
+    """Path of the record of this run's releases, beside the records of other runs on its ledger. It stays where it is,
+    whatever experiment.toml says of a ledger since.
+    """
+    places = places_of(run)
+    return next(filter(os.path.exists, places), places[bool(run.experiment.privacy.ledger)])
 
 
 def places_of(run: RunFolder) -> tuple[Path, Path]:

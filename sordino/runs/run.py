@@ -183,7 +183,7 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     pairs: list[tuple[str, str]] = [(files.environment.config, now[1])]
     left = places_of(files)[not experiment.privacy.ledger]  # its notes, where it began on the other kind of ledger
-    if left.exists():  # which alone knows what it has spent
+    if os.path.exists(left):  # which alone knows what it has spent
         pairs.append(("", ""))
     if experiment.privacy.ledger or files.ledger.exists():  # one that is shared stood before the run began
         with Ledger.as_founded(files.ledger) as ledger:

@@ -375,8 +375,8 @@ KEPT = [
     one(
         "a run leaves the ledger that it shared",
         "runs/run.py",
-        "if left.exists():",
-        "if left.exists() and experiment.privacy.ledger:",
+        "if os.path.exists(left):",
+        "if os.path.exists(left) and experiment.privacy.ledger:",
         f"{SHARED}::test_a_run_that_began_on_a_shared_ledger_begins_none_of_its_own",
     ),
     one(

@@ -75,9 +75,13 @@ def test_an_older_copy_of_a_site_answers_nothing_again(name: str, tmp_path: Path
     answered(server, 2)
     server.member.close()
     put_back(copy, folder)
-    with pytest.raises(LedgerError) as refusal:
-        restarted(server)
-    assert refusal.value.code == "ledger-rolled-back"
+    text = (folder / "experiment.toml").read_text()
+    for edited in (text, text.replace("[privacy]\n", '[privacy]\nledger = "shared"\n')):  # its notes are where they are
+        (folder / "experiment.toml").write_text(edited)
+        with pytest.raises(LedgerError) as refusal:
+            restarted(server)
+        assert refusal.value.code == "ledger-rolled-back"
+    (folder / "experiment.toml").write_text(text)
     restarted(server, moved=True)
     assert len(server.member.accounts.lost) == 1
     assert answers(server, 2) == "answered-before"
