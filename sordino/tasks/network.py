@@ -79,6 +79,8 @@ class NetworkOnRows:
             if getattr(module, "inplace", False):
                 # same values, and the layer rules can read what came out
                 module.inplace = False  # type: ignore[assignment]
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False  # same gradients, in a form that can be clipped
         check_tables(net)
         check_adapters(net)
         self.mixes_examples, self.statistics = coupling(net), statistics(net)

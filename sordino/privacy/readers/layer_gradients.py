@@ -3,7 +3,8 @@ gradient at its output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -203,3 +204,15 @@ RULES: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], Side]] = {
     nn.RMSNorm: _layer_norm,
     nn.Embedding: _embedding,
 }
+
+
+def joined(sides: Sequence[Side]) -> Side:
+    """One layer's sides in several passes as those of a single one; nothing of an example is computed again."""
+    first = copy(sides[0])
+    for name, value in vars(first).items() if len(sides) > 1 else ():
+        parts = [vars(side)[name] for side in sides]
+        if isinstance(value, Tensor):
+            vars(first)[name] = torch.cat(parts)
+        elif isinstance(value, dict):
+            vars(first)[name] = {leaf: torch.cat([part[leaf] for part in parts]) for leaf in value}
+    return first

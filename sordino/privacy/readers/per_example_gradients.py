@@ -14,7 +14,7 @@ does. The choice of path affects correctness, not privacy; it is made once, by c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from sordino.fast.row_sums import rounded, weighed
 from sordino.privacy.readers import gradient
-from sordino.privacy.readers.layer_gradients import RULES, norm_of, only
+from sordino.privacy.readers.layer_gradients import RULES, Side, joined, norm_of, only
 from sordino.privacy.uplink.stages import clip_factor
 from sordino.types import Examples, Losses, Params
 
@@ -59,14 +59,16 @@ class Recorder:
         self._tape: Tape | None = None
         modules = module.named_modules()
         self.layers = {name: one for name, one in modules if any(p.requires_grad for p in one.parameters(False))}
-        self.supported = all(covered(leaf) for leaf in self.layers.values())
+        owned = [p for leaf in self.layers.values() for p in leaf.parameters(recurse=False)]
+        self.supported = all(covered(leaf) for leaf in self.layers.values()) and len({*map(id, owned)}) == len(owned)
         if self.supported:
             for name, leaf in self.layers.items():
                 leaf.register_forward_hook(self._hook(name))
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
         def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-            return None if self._tape is None else self._tape.heard(name, inputs[0], output)
+            # a layer that is given its input by name is not heard, and so has no rule
+            return None if self._tape is None or not inputs else self._tape.heard(name, inputs[0], output)
 
         return record
 
@@ -80,8 +82,9 @@ class Recorder:
 
 
 def covered(leaf: nn.Module) -> bool:
-    if not all(p.requires_grad for p in leaf.parameters(recurse=False)):
-        return False  # a rule counts the norm of every parameter of a layer
+    own = dict(leaf.named_parameters(recurse=False))
+    if not own.keys() <= {"weight", "bias"} or not all(p.requires_grad for p in own.values()):
+        return False  # a rule counts the norm of every parameter of a layer, and knows these two
     if type(leaf) is nn.Conv2d:
         return leaf.groups == 1 and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str)
     if type(leaf) is nn.Embedding:
@@ -146,14 +149,19 @@ class Sides:
 
     def __init__(
         self,
-        tapes: Sequence[Iterable[LayerSides]],
+        tapes: Sequence[Sequence[LayerSides]],
         clip: float | None,
         order: int,
         dtype: torch.dtype,
     ):
-        passed = tapes[0] if len(tapes) == 1 else map(_joined, zip(*tapes, strict=True))
-        self._sides = {name: RULES[type(module)](module, a, g) for name, module, a, g in passed}
-        each = {(name, leaf): norm for name, side in self._sides.items() for leaf, norm in side.norms(order).items()}
+        self._sides: dict[str, Side] = {}
+        each: dict[tuple[str, str], Tensor] = {}
+        for layer in zip(*tapes, strict=True):
+            name, module, *_ = layer[0]
+            sides = [RULES[type(module)](module, a, g) for a, g in _each_pass(layer)]
+            found = [side.norms(order) for side in sides]
+            each |= {(name, leaf): torch.cat([one[leaf] for one in found]) for leaf in found[0]}
+            self._sides[name] = joined(sides)
         norms = norm_of(torch.stack(list(each.values())), order, 0)
         finite = torch.isfinite(norms)
         self._finite = None if bool(finite.all()) else finite
@@ -175,10 +183,14 @@ class Sides:
         return {name: total[name] for name in params}
 
 
-def _joined(layer: tuple[LayerSides, ...]) -> LayerSides:
-    """Inputs and output gradients of one layer in several passes, as those of one pass."""
-    names, modules, given, back = zip(*layer, strict=True)
-    return names[0], modules[0], torch.cat(given), torch.cat(back)
+def _each_pass(layer: Sequence[LayerSides]) -> list[tuple[Tensor, Tensor]]:
+    """Input and output gradient of one layer, pass by pass: a sum over positions is rounded in another way beside other
+    examples. A linear layer on vectors has none, so there all passes are as good as one.
+    """
+    _, modules, given, back = zip(*layer, strict=True)
+    if type(modules[0]) is nn.Linear and given[0].dim() == 2:
+        return [(torch.cat(given), torch.cat(back))]
+    return list(zip(given, back, strict=True))
 
 
 def _path(layer: str, leaf: str) -> str:

@@ -19,7 +19,9 @@ from sordino.types import Examples, Params
 from tests.privacy.readers.test_per_example_gradients import CLASSES, close, one_by_one, rows, task_of, weights
 
 WIDTH, LENGTH = 4, 5
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:Using padding")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:There is a performance drop", "ignore:Using padding", "ignore:.*weight_norm"
+)
 ORDERS = [pytest.param(1, marks=pytest.mark.slow), 2]
 
 
@@ -79,6 +81,8 @@ SERIES, LINE, IMAGE, BODY = (LENGTH, WIDTH), (WIDTH, 6), (WIDTH, 5, 4), (2, 4, 3
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "Linear": (lambda: behind(nn.Linear(WIDTH, 3)), SERIES),
     "Linear without bias": (lambda: behind(nn.Linear(WIDTH, 3, bias=False)), (WIDTH,)),
+    "Linear, with a scale": (lambda: behind(Scaled()), (WIDTH,)),
+    "Linear, given by name": (lambda: behind(ByName()), (WIDTH,)),
     "Bilinear": (lambda: behind(Paired()), (WIDTH,)),
     "Conv1d": (lambda: behind(nn.Conv1d(WIDTH, 3, 3, 2, 1)), LINE),
     "Conv1d in groups": (lambda: behind(nn.Conv1d(WIDTH, 8, 2, groups=4, dilation=2)), LINE),
@@ -89,6 +93,8 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "ConvTranspose2d": (lambda: behind(nn.ConvTranspose2d(WIDTH, 2, 2, 2)), IMAGE),
     "Embedding": (lambda: Words(nn.Embedding(4, WIDTH, padding_idx=0)), (LENGTH,)),
     "Embedding, divided by counts": (lambda: Words(nn.Embedding(4, WIDTH, scale_grad_by_freq=True)), (LENGTH,)),
+    "Embedding, sparse": (lambda: Words(nn.Embedding(4, WIDTH, sparse=True)), (LENGTH,)),
+    "EmbeddingBag, sparse": (lambda: Words(nn.EmbeddingBag(4, WIDTH, sparse=True)), (LENGTH,)),
     "EmbeddingBag, mean": (lambda: Words(nn.EmbeddingBag(4, WIDTH, mode="mean")), (LENGTH,)),
     "EmbeddingBag, sum": (lambda: Words(nn.EmbeddingBag(4, WIDTH, mode="sum", padding_idx=1)), (LENGTH,)),
     "EmbeddingBag, max": (lambda: Words(nn.EmbeddingBag(4, WIDTH, mode="max")), (LENGTH,)),
@@ -116,6 +122,28 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     },
     "LSTM, examples second": (lambda: Recurrent(nn.LSTM, first=False), SERIES),
 }
+
+
+class ByName(nn.Module):
+    """A layer that is given its input by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(input=x)  # type: ignore[no-any-return]
+
+
+class Scaled(ByName):
+    """A layer that was given one parameter more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner.register_parameter("scale", nn.Parameter(torch.ones(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.inner.scale  # type: ignore[operator]
 
 
 class Paired(nn.Module):

@@ -1,7 +1,8 @@
 """An example that is missing moves a noisy sum by its clip, whatever weights a server sends.
 
 How many rows go through a network together decides how each is rounded. Weights that are orthogonal to all rows, and
-large, make every logit a rounding error: there one row less changed the gradients of all others.
+large, make every logit a rounding error: there one row less changed the gradients of all others. So do weights at which
+the gradients of the tokens of a text cancel: there the product over its tokens is a rounding error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks import nets
+from sordino.tasks.language import LanguageModel, NextTokenLoss
+from sordino.tasks.network import InputSettings
 from sordino.tasks.supervised import Classification
+from sordino.tasks.transformer import transformer
 from sordino.types import Drawable, Examples, Grant, LocalWork, NoiseSource, Params
 from tests.privacy.doubles import Coupled
 
@@ -172,3 +176,42 @@ def test_one_example_less_moves_a_sum_by_its_clip(name: str) -> None:
 def test_together_with_the_others_it_moves_the_sum_further() -> None:
     """The control: how a processor rounds is its own, so one network of three is enough."""
     assert max(moved(name, Real(name="counter")) for name in HOSTILE) > 1.1
+
+
+TOKENS, LENGTH = 16, 200
+
+
+def left_by_the_second(seed: int, solo: bool) -> tuple[float, float]:
+    """The clipped norm of a text's gradient, and how far a second text beside it moves the sum, less its own gradient.
+
+    At these weights the model knows how often each token stands in the first text: its gradient is zero, but for the
+    rounding of a sum over its tokens, which the server makes large.
+    """
+    settings = InputSettings("texts", (LENGTH,), (0.0,) * LENGTH, (1.0,) * LENGTH)
+    task = LanguageModel(transformer((LENGTH,), TOKENS, width=1, layers=1, heads=1), settings, NextTokenLoss(), TOKENS)
+    generator = torch.Generator(CPU).manual_seed(seed)
+    texts = here(torch.randint(1, TOKENS + 1, (2, LENGTH), generator=generator, device=CPU).float())
+    often = torch.bincount(texts[0, 1:].long() - 1, minlength=TOKENS).double().clamp_min(1e-9)
+    params = tree.zeros_like(task.init(0))
+    params["norm.bias"] += 1e20
+    params["head.bias"] += (often / often.sum()).log().float()
+
+    def total(some: slice) -> Tensor:
+        rows = Examples(texts[some], torch.zeros(len(texts[some]), dtype=torch.int64))
+        found = task.clipped_sum(task.losses, params, rows, keys.bits(keys.root(2), 2)[some], 1.0, 2, solo)
+        return tree.flat({key: wide(value).double() for key, value in found.items()})
+
+    first, second = total(slice(1)), total(slice(1, 2))
+    return float(first.norm()), float((total(slice(2)) - first - second).norm())
+
+
+def test_a_product_over_the_tokens_of_a_text_is_rounded_as_if_there_were_no_other_text() -> None:
+    for seed in range(3):
+        norm, moved_by = left_by_the_second(seed, solo=True)
+        assert norm == pytest.approx(1.0, abs=1e-4)  # a rounding error fills the whole clip
+        assert moved_by <= 1e-9
+
+
+def test_beside_another_text_it_is_rounded_in_another_way() -> None:
+    """The control, on this machine: texts that go through together change each other by a good part of a clip."""
+    assert max(left_by_the_second(seed, solo=False)[1] for seed in range(3)) > 0.2
