@@ -93,6 +93,13 @@ class NetworkOnRows:
                 code="model-without-parameters",
             )
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        if pair := next((name for name, p in self._trained if p.is_complex()), ""):
+            raise ConfigError(
+                f"the parameter {pair} of the model {name!r} holds complex numbers",
+                why="norms are bounded, noise is added and messages are written of real numbers alone",
+                fix="hold real and imaginary part as two parameters, and join them in forward: torch.complex(a, b)",
+                code="complex-parameters",
+            )
         self._moving = [(name, net.get_buffer(name)) for name in self.statistics]
         self._held = {name: p.detach().clone() for name, p in (*self._trained, *self._moving)} if keeps else None
         self._rest = _state_entries(net, dict(self._trained), self.statistics)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.errors import UnsoundGuarantee
+from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.privacy.readers import check_apart
 from sordino.privacy.readers.per_example_gradients import covered, fast_sum
 from sordino.types import Examples, Params
@@ -256,3 +256,26 @@ def test_a_layer_that_mixes_examples_is_refused(layer: nn.Module, shape: tuple[i
     with pytest.raises(UnsoundGuarantee) as refusal:
         check_apart(task_of(net, shape))
     assert refusal.value.code == "batch-norm"
+
+
+class Waves(nn.Module):
+    """A layer of complex numbers, as for Fourier transforms; `apart`: as two of real ones."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.real, self.out = nn.Parameter(torch.ones(WIDTH, 3)), nn.Linear(3, CLASSES)
+        self.other = nn.Parameter(torch.ones(WIDTH, 3, dtype=torch.float32 if apart else torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.complex(self.real, self.other) if not self.other.is_complex() else self.real + self.other
+        return self.out((x.to(torch.complex64) @ both).abs())  # type: ignore[no-any-return]
+
+
+def test_complex_numbers_are_trained_as_two_real_ones() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        task_of(Waves(apart=False), (WIDTH,))
+    assert refusal.value.code == "complex-parameters"
+    task, draws = task_of(Waves(apart=True), (WIDTH,)), keys.bits(keys.root(9), 4)
+    params, batch = weights(task, torch.float32), rows(4, (WIDTH,))
+    expected = one_by_one(task, params, batch, draws, 0.05, 2)
+    assert close(task.clipped_sum(task.losses, params, batch, draws, 0.05, 2), expected, 1e-5)
