@@ -319,4 +319,4 @@ def alone(of: Callable[[Tensor], Tensor], rows: Tensor, solo: bool = False) -> T
     if not solo:
         with suppress(RuntimeError):  # a branch on a value; any other error comes up again
             return torch.func.vmap(lambda row: of(row[None])[0])(rows)
-    return torch.cat([of(row) for row in torch.split(rows, 1)])
+    return torch.cat([of(row.clone()) for row in torch.split(rows, 1)])  # a view's place may decide how it is rounded

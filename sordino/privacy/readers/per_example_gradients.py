@@ -131,12 +131,12 @@ LayerSides: TypeAlias = tuple[str, nn.Module, Tensor, Tensor]  # input of a laye
 
 def passes(solo: bool, *rows: Any) -> list[tuple[Any, ...]]:
     """The rows of each pass over the network: all in one, or each in one of its own (`solo`). How many go through
-    together decides how each is rounded, so one that is missing would change the gradients of all others, and by far
-    more than a last digit where weights are large.
+    together decides how each is rounded, and so may the place of a row in memory; one that is missing would change the
+    gradients of all others, and by far more than a last digit where weights are large.
     """
     if not solo:
         return [rows]
-    each = [[None] * len(rows[0]) if one is None else one.split(1) for one in rows]
+    each = [[None] * len(rows[0]) if one is None else [row.clone() for row in one.split(1)] for one in rows]
     return list(zip(*each, strict=True))
 
 
@@ -212,7 +212,8 @@ def slow_sum(
     total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in params.items()}
     for i in range(0, len(batch.y), step):
         some = slice(i, i + step)
-        grads = gradients(losses, params, Examples(batch.x[some], batch.y[some]), keys[some])
+        x = batch.x[some].clone() if solo else batch.x[some]
+        grads = gradients(losses, params, Examples(x, batch.y[some]), keys[some])
         norms = norm_of(torch.stack([norm_of(g.reshape(len(g), -1), order, 1) for g in grads.values()]), order, 0)
         good = torch.isfinite(norms)
         finite = None if bool(good.all()) else good

@@ -18,6 +18,7 @@ from sordino import keys, tree
 from sordino.device import CPU, here
 from sordino.fast.row_sums import wide
 from sordino.privacy.noise import GaussianNoise
+from sordino.privacy.readers import alone, per_example_gradients
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks import nets
@@ -215,3 +216,24 @@ def test_a_product_over_the_tokens_of_a_text_is_rounded_as_if_there_were_no_othe
 def test_beside_another_text_it_is_rounded_in_another_way() -> None:
     """The control, on this machine: texts that go through together change each other by a good part of a clip."""
     assert max(left_by_the_second(seed, solo=False)[1] for seed in range(3)) > 0.2
+
+
+def test_a_row_on_its_own_begins_where_any_other_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a library rounds may depend on where a row lies in memory, and that on the rows before it."""
+    rows, places = here(torch.randn(9, 7)), []
+
+    def place(row: Tensor) -> Tensor:
+        places.append(row.data_ptr() % 64)
+        return row
+
+    def gradients(losses: object, params: Params, batch: Examples, keys: Tensor) -> Params:
+        return {"w": place(batch.x)}
+
+    alone(place, rows, solo=True)
+    for (row,) in per_example_gradients.passes(True, rows):
+        place(row)
+    monkeypatch.setattr(per_example_gradients, "gradients", gradients)
+    labels = here(torch.zeros(9, dtype=torch.long))
+    per_example_gradients.slow_sum(min, {"w": rows[0]}, Examples(rows, labels), labels, 1.0, 2, solo=True)
+    assert places == [0] * 27
+    assert {row.data_ptr() % 64 for row in rows.split(1)} != {0}  # control: views of the whole table
