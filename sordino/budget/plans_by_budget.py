@@ -171,6 +171,7 @@ def draft_personal(
         assert not isinstance(budget.schedule, Adaptive), "refused above"
         return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))
     assert isinstance(cohort, ThresholdPublished)
+    _ = threshold(np.array(budgets), cohort.by)  # that of the first round, which refuses before it begins
     return PublishedPlan(*common, cohort=cohort, rounds=rounds)
 
 
@@ -201,11 +202,9 @@ def _fitting(
             f"a {type(cohort).__name__} cohort does not fit this noise",
             why="in the published method each client adds noise to its own upload, and all parties see who takes part"
             if published
-            else (
-                "personal rates amplify only central Gaussian noise on sums of clipped updates that hides "
-                "who takes part"
-            ),
-            fix='use algorithm = {name = "pdp_prox", mechanism = ...}: it fits its gates to each cohort',
+            else "personal rates amplify only central Gaussian noise on sums of clipped updates that hides the cohort",
+            fix='use algorithm = {name = "pdp_prox", mechanism = "%s"}, and no uplink of its own'
+            % ("published" if published else "rates" if isinstance(cohort, ByBudget) else "threshold"),
             code="personal-cohort-needs-its-noise",
         )
     if isinstance(budget.schedule, Adaptive):

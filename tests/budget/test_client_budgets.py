@@ -8,6 +8,7 @@ to what it claims.
 from __future__ import annotations
 
 import math
+import tomllib
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sordino.accounting.claims import UNIT
 from sordino.accounting.events import Gaussian, Poisson, Repeat, amplified
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.budget.plans_by_budget import ThresholdPlan
-from sordino.errors import InvalidBudget
+from sordino.errors import InvalidBudget, SordinoError
 from sordino.planning.planner import Planner
 from sordino.runs.simulation import simulated
 from sordino.sampling.by_budget import (
@@ -32,6 +33,7 @@ from sordino.sampling.by_budget import (
     rates,
     spent,
 )
+from tests.budget.charged import experiment
 from tests.helpers.personal_budgets import DELTA, GROUPS, MECHANISMS, ROBIN, made
 from tests.helpers.threshold_budgets import each
 
@@ -281,3 +283,30 @@ def test_groups_are_dealt_by_the_seed(clients: int, seed: int) -> None:
     assert abs((one == 1).sum() - 0.54 * clients) <= 1
     levels = budget.personal({"linspace": [1, 4], "levels": 4}, clients, keys.root(seed))
     assert set(levels) <= {1.0, 2.0, 3.0, 4.0}
+
+
+BY_BUDGETS: list[dict[str, Any]] = [
+    {"name": "by_budget", "size": 2},
+    {"name": "threshold"},
+    {"name": "threshold_published"},
+]
+
+
+@pytest.mark.parametrize("cohort", BY_BUDGETS, ids=lambda cohort: cohort["name"])
+def test_what_a_personal_cohort_advises_fits_it(cohort: dict[str, Any]) -> None:
+    """A method with other noise is refused, and the one that the refusal names is planned."""
+    noise = "bounds" if cohort["name"] == "threshold_published" else "local"
+    more: dict[str, Any] = {"cohort": cohort, "privacy": {"epsilon": {"linspace": [2.0, 8.0]}, "delta": 1e-3}}
+    with pytest.raises(SordinoError) as refusal:
+        _ = simulated(experiment({"name": "pdp_prox", "mechanism": noise}, **more)).setup.plan
+    assert refusal.value.code == "personal-cohort-needs-its-noise"
+    advice = refusal.value.fix.removeprefix("use algorithm = ").partition(", and no")[0]
+    assert simulated(experiment(tomllib.loads(f"a = {advice}")["a"], **more)).setup.plan.budget is not None
+
+
+def test_a_budget_that_no_threshold_counts_is_refused_before_the_first_round() -> None:
+    made = {"name": "pdp_prox", "mechanism": "published"}
+    privacy = {"epsilon": {"groups": {"1": 0.4, "720": 0.6}}, "delta": 1e-3}
+    with pytest.raises(SordinoError) as refusal:
+        _ = simulated(experiment(made, cohort={"name": "threshold_published"}, privacy=privacy)).setup.plan
+    assert refusal.value.code == "budget-too-large"
