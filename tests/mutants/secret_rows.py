@@ -369,7 +369,7 @@ SECRET_ROWS = [
     one(
         "a frozen parameter counts in the norm of its layer",
         "privacy/readers/per_example_gradients.py",
-        "        return False  # a rule counts the norm of every parameter of a layer",
+        "        return False  # a rule counts the norm of every parameter of a layer, and knows these two",
         "        pass",
         "tests/privacy/readers/test_layer_kinds.py::test_a_layer_that_is_trained_in_part_has_no_rule",
     ),

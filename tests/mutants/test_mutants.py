@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ def test_the_table_fits_the_package() -> None:
         for old, new in mutant.edits:
             assert text.count(old) == 1, f"{mutant.name}: {old!r} occurs {text.count(old)} times in {mutant.file}"
             assert old != new, mutant.name
+        ast.parse(mutant.changed(text), mutant.name)  # a bug that is no Python would fail any test
         for test in mutant.tests:
             file, _, name = test.partition("::")
             assert name, f"{mutant.name}: a whole file is more than a bug needs"
