@@ -299,7 +299,7 @@ def remembering(name: str) -> UnsoundGuarantee:
     return UnsoundGuarantee(
         f"{name} changes during a forward pass",
         why="a kept value of one example reaches the gradients of other examples, where no clip bounds it",
-        fix="compute the forward pass from its arguments alone, and write to nothing else",
+        fix="compute it from its arguments alone, and write to nothing (weight_norm: of nn.utils.parametrizations)",
         code="model-remembers",
     )
 
