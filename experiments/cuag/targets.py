@@ -21,14 +21,18 @@ def reached(run: dict[str, Any], target: float) -> str:
     return next((f"round {t}" for t, accuracy in run["curve"] if accuracy >= target), f"never (best {best:.1f})")
 
 
-def main() -> None:
+def table() -> str:
+    """Rows of targets, columns of runs."""
     kept = map(json.loads, (HERE / "results.jsonl").read_text().splitlines())
     runs = [run for run in kept if run["seed"] == 0]
     heads = ["accuracy, %", "published epsilon: CUAG-PFL, PriFedSync, DP-SCAFFOLD, UDP", *(run["name"] for run in runs)]
     lines = [heads, ["---"] * len(heads)]
     lines += [[f"{target:.2f}", told, *(reached(run, target) for run in runs)] for target, told in PUBLISHED]
-    table = "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
-    (HERE / "targets.md").write_text(table, encoding="utf-8")
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def main() -> None:
+    (HERE / "targets.md").write_text(table(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -187,6 +187,13 @@ def test_a_run_that_is_kept_twice_is_refused(
         table(tmp_path, HEAD + ONE)
 
 
+def test_the_published_targets_are_looked_up_in_all_kept_runs() -> None:
+    folder = ROOT / "cuag"
+    found = runpy.run_path(str(folder / "targets.py"))["table"]()
+    assert (folder / "targets.md").read_text(encoding="utf-8") == found
+    assert len(found.splitlines()[0].split(" | ")) == 2 + sum(run.seed == 0 for run in tables.read(folder).runs)
+
+
 @pytest.mark.parametrize("line", ['{"name": "one"}', '{"name": "o'])
 def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / tables.RESULTS).write_text(f"{line}\n")
