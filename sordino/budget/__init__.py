@@ -242,10 +242,10 @@ class Explicit:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
-        if not self.values or not all(is_number(v) and 0 < v < math.inf for v in self.values):
+        if not (all(is_number(v) and 0 < v < math.inf for v in self.values) and 0 < sum(self.values) < math.inf):
             raise InvalidBudget(
                 f"the shares {list(self.values)} make no schedule",
-                why="each share must be above 0 and finite: a client without one would not take part again",
+                why="each share must be above 0, and their sum finite: a client without one would not take part again",
                 fix="give for example values = [1, 1, 2]",
                 code="shares-not-a-budget",
             )

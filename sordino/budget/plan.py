@@ -269,7 +269,7 @@ class Plan:
         times = self.participations[client]
         history = [] if last is None else [last[0] / limits[0]]
         share = self.budget.schedule.next_share(
-            history, 1 - spent[0] / limits[0], times - participation, stalled, times
+            history, 1 - spent[0] / max(limits[0], 1), times - participation, stalled, times
         )
         return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(limits, spent, strict=True))
 

@@ -171,7 +171,7 @@ def draft_personal(
         assert not isinstance(budget.schedule, Adaptive), "refused above"
         return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))
     assert isinstance(cohort, ThresholdPublished)
-    _ = threshold(np.array(budgets), cohort.by)  # that of the first round, which refuses before it begins
+    threshold(np.array(budgets), cohort.by)  # that of the first round, which refuses before it begins
     return PublishedPlan(*common, cohort=cohort, rounds=rounds)
 
 

@@ -338,8 +338,14 @@ def test_each_planned_participation_has_a_price_or_the_plan_is_refused(
         spent = tuple(a + b for a, b in zip(spent, price.charge, strict=True))
 
 
-@pytest.mark.parametrize(("law", "epsilon"), [("pure", 1e-12), ("classic", 1e-12), ("exact", 1e-13)])
-def test_a_budget_below_the_unit_is_refused(law: str, epsilon: float) -> None:
+@pytest.mark.parametrize("schedule", [Uniform(), Adaptive()], ids=["uniform", "adaptive"])
+@pytest.mark.parametrize(
+    ("law", "epsilon", "delta"),
+    [("pure", 1e-12, 1e-5), ("classic", 1e-12, 1e-5), ("exact", 1e-13, 1e-5), ("exact", 1e-9, 1e-99)],
+)
+def test_a_budget_below_the_unit_is_refused(
+    law: str, epsilon: float, delta: float, schedule: Schedule | Adaptive
+) -> None:
     with pytest.raises(UnsoundGuarantee) as refused:
-        plan_of(law, epsilon, 1e-5, Uniform(), [2])
+        plan_of(law, epsilon, delta, schedule, [2])
     assert refused.value.code == "budget-below-unit"

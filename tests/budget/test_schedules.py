@@ -145,6 +145,7 @@ def test_a_share_of_a_spent_budget_is_refused() -> None:
         (lambda: Explicit((1.0, math.nan)), "shares-not-a-budget"),
         (lambda: Explicit((0.0, 0.0)), "shares-not-a-budget"),
         (lambda: Explicit((1.0, 0.0, 1.0)), "shares-not-a-budget"),  # nobody would take part after the first
+        (lambda: Explicit((1e308, 1e308)), "shares-not-a-budget"),
         (lambda: Explicit((1.0, 1.0)).shares(3), "shares-too-few"),
         (lambda: Explicit((0.6, 0.5), absolute=True).shares(2, 1.0), "shares-exceed-the-budget"),
         (lambda: Uniform().shares(0), "releases-not-positive"),

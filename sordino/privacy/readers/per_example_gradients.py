@@ -188,7 +188,7 @@ def _each_pass(layer: Sequence[LayerSides]) -> list[tuple[Tensor, Tensor]]:
     examples. A linear layer on vectors has none, so there all passes are as good as one.
     """
     _, modules, given, back = zip(*layer, strict=True)
-    if type(modules[0]) is nn.Linear and given[0].dim() == 2:
+    if len(layer) > 1 and type(modules[0]) is nn.Linear and given[0].dim() == 2:
         return [(torch.cat(given), torch.cat(back))]
     return list(zip(given, back, strict=True))
 
