@@ -9,9 +9,12 @@ from pathlib import Path
 import pages
 import pytest
 import tables
+import torch
 
 from sordino import config
 from sordino.errors import ConfigError
+from sordino.privacy.noise.sources import Counter
+from sordino.types import Bound, Grant
 from tests.experiments.small_tables import CLAIM, HEAD, ONE, TWO, kept, table
 
 ROOT = Path(__file__).parents[2] / "experiments"
@@ -192,6 +195,25 @@ def test_the_published_targets_are_looked_up_in_all_kept_runs() -> None:
     found = runpy.run_path(str(folder / "targets.py"))["table"]()
     assert (folder / "targets.md").read_text(encoding="utf-8") == found
     assert len(found.splitlines()[0].split(" | ")) == 2 + sum(run.seed == 0 for run in tables.read(folder).runs)
+
+
+def test_norms_before_the_noise_are_found_from_uploads_behind_it() -> None:
+    """Ten clients with much noise on a large layer. The estimate of each norm is within 5%,
+    that of the norm as it is received (the control) is off by half; seeds are fixed."""
+    own = runpy.run_path(str(ROOT / "cuag" / "quiet_rates.py"))
+    fewer, noise = own["QuietRates"]().uplink.client
+    draw = torch.Generator().manual_seed(0)
+    updates = [tuple(torch.randn(n, generator=draw) * n**-0.5 * 9 for n in (200, 90_000)) for _ in range(10)]
+    mean = tuple(sum(layers) / 10 for layers in zip(*updates, strict=True))
+    each = [
+        noise.encode(fewer.encode(x, Bound(1, 1), grant), Bound(1, 1), grant)
+        for x, grant in ((x, Grant(k, 500, 500, Counter(k))) for k, x in enumerate(updates))
+    ]
+    received = fewer.decode(tuple(sum(layers) / 10 for layers in zip(*each, strict=True)), mean)
+    truth = fewer.decode(fewer.encode(mean, Bound(1, 1), Grant(0, 1, 1, Counter(0))), mean)
+    found = [fewer._norm(layer, 0.5, uploads) for layer, uploads in zip(received, zip(*each, strict=True), strict=True)]
+    assert found == pytest.approx([float(layer.norm()) for layer in truth], rel=0.05)
+    assert float(received[1].norm()) > 1.5 * found[1]
 
 
 @pytest.mark.parametrize("line", ['{"name": "one"}', '{"name": "o'])
