@@ -83,18 +83,15 @@ def block(table: Table) -> str:
 
 def found(table: Table, claim: Claim) -> list[list[float]]:
     """For each row of a claim its means of the last rounds, or its differences from `minus`, seed by seed."""
-    traffic = claim.of == "uplink"
     by = {
-        row.name: {
-            run.seed: value for run in table.of(row) if (value := run.slot_gib if traffic else run.last) is not None
-        }
+        row.name: {run.seed: value for run in table.of(row) if (value := run.measure(claim.of)) is not None}
         for row in table.sheet.row
     }
     if not claim.minus:
         return [[*by[name].values()] for name in claim.rows]
     return [
         [
-            100 * (mine / by[other][seed] - 1) if traffic else mine - by[other][seed]
+            mine - by[other][seed] if claim.of == "accuracy" else 100 * (mine / by[other][seed] - 1)
             for seed, mine in by[name].items()
             if seed in by[other]
         ]

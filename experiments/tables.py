@@ -52,7 +52,8 @@ class Claim(Declared):
     minus: tuple[str, ...] = ()  # the rows that they are compared with, seed by seed: one for all, or one each
     why: str = ""
     headline: bool = False  # it stands in the table at the top of README.md
-    of: Literal["accuracy", "uplink"] = "accuracy"  # uplink: GiB that a client in all rounds sends; a difference in %
+    of: Literal["accuracy", "uplink", "rounds"] = "accuracy"  # uplink: GiB of a client in all rounds; rounds: to the
+    # first target, of the seeds that reach it. Differences of these two are in %
 
 
 class Program(Declared):
@@ -116,6 +117,8 @@ class Sheet(Declared):
             for claim in self.claim
             if len(claim.minus) not in (0, 1, len(claim.rows))
         ]
+        if any(claim.of == "rounds" for claim in self.claim) and not self.targets:
+            wrong.append("a claim of rounds needs targets = [...] at the top")
         if any(claim.headline for claim in self.claim) and not (self.paper and self.size):
             wrong.append("a headline needs a paper = '...' and a size = '...' at the top")
         if names and (self.quick is None or not self.experiment):
@@ -155,6 +158,12 @@ class Run(Declared):
     set: tuple[str, ...] | None = None  # what its row changed when it was run
     commit: str | None = None  # of the repository it was run from
     accelerator: str | None = None  # and the torch that used it; None: the processor
+
+    def measure(self, of: str) -> float | None:
+        """What a claim speaks of, if this run has it."""
+        if of == "rounds":
+            return self.reached[0][0] if self.reached and self.reached[0] else None
+        return self.slot_gib if of == "uplink" else self.last
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,17 @@ def test_a_headline_says_the_gap_to_a_published_number(tmp_path: Path) -> None:
     assert "is it so" not in told
 
 
+def test_a_claim_of_rounds_compares_the_seeds_that_reach_the_target(tmp_path: Path) -> None:
+    lines = [kept("one", seed, 60.0, reached=[[5, 9]]) for seed in (0, 1)]
+    lines += [kept("two", 0, 60.0, reached=[[10, 9]]), kept("two", 1, 40.0, reached=[None])]
+    (tmp_path / tables.RESULTS).write_text("".join(lines))
+    asked = CLAIM + 'of = "rounds"\n' + CLAIM + 'of = "rounds"\nminus = ["two"]\n'
+    one = table(tmp_path, "targets = [0.5]\n" + HEAD + ONE + TWO + asked)
+    assert [pages.shown(one, claim) for claim in one.sheet.claim] == ["5.0 ± 0.0 (n = 2)", "-50.0 (n = 1)"]
+    with pytest.raises(ConfigError, match="a claim of rounds needs targets"):
+        table(tmp_path, HEAD + ONE + TWO + asked)
+
+
 def test_seeds_that_promise_differently_are_all_told(tmp_path: Path) -> None:
     """The first seed's epsilon is not everybody's."""
     more = {"neighbours": "replace", "delta": 1e-5}
