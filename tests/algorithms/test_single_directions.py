@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from sordino import tree
 from sordino.accounting.events import Repeat, Response, from_json
 from sordino.errors import UnsoundGuarantee
+from sordino.privacy.noise import LaplaceNoise
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.privunit import OneDirection, parameters
-from sordino.privacy.uplink.stages import Clip
+from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.run import start
+from sordino.types import Bound
 from tests.algorithms.lc_fl_runs import EVERYONE, POISSON, grant, made, rows_of
 
 # one direction --------------------------------------------------------------------------------------------------------
@@ -68,3 +71,21 @@ def test_directions_hide_nobody_s_presence_and_need_a_radius(tmp_path: Path) -> 
             start(made({"name": "fedavg"}, uplink=uplink, **private), tmp_path / "run")
         assert caught.value.code == code
         assert not (tmp_path / "run").exists()
+
+
+def test_a_random_direction_keeps_no_budget_of_a_shorter_clip() -> None:
+    """Under one noise of epsilon 8, a client of epsilon 0.1 would be clipped to an eightieth. Gaussian and Laplace noise
+    hide that better; an answer leans towards it as towards a whole clip, far beyond e^0.1 times as often as without it.
+    """
+    noise, cap = OneDirection(neighbours="zero_out", multiplier=1 / 8), parameters(16, 8.0)
+    most, long, short = Bound(l1=4.0, l2=1.0), torch.eye(16)[0], torch.eye(16)[0] / 80
+
+    def leaning(total: torch.Tensor) -> float:
+        answers = torch.stack([noise.release(total, most, 1 / 8, Counter(i)) for i in range(200)])
+        return float((answers[:, 0] / cap.length >= cap.gamma).double().mean())
+
+    assert min(leaning(long), leaning(short)) > 0.8 > math.exp(0.1) * leaning(torch.zeros(16)) + 0.5
+    with pytest.raises(UnsoundGuarantee) as caught:
+        Uplink((Clip(1.0, personal=True),), (noise,))
+    assert caught.value.code == "personal-clip-needs-central-noise"
+    assert Uplink((Clip(1.0, personal=True),), (Noise(LaplaceNoise(), "zero_out"),)).personal

@@ -266,6 +266,20 @@ SUMS = [
         "tests/privacy/uplink/test_sensitivity.py::test_no_clip_is_so_short_that_rounded_coordinates_go_beyond_it",
     ),
     one(
+        "a clip of any radius below infinity",
+        "privacy/uplink/stages.py",
+        "most=1e30",
+        "most=1e300",
+        "tests/privacy/uplink/test_sensitivity.py::test_no_clip_is_so_long_that_sums_of_what_it_leaves_are_no_numbers",
+    ),
+    one(
+        "a small budget is kept by a short upload, where only directions are told",
+        "privacy/uplink/rules.py",
+        "{*map(type, stages.server)} != {Noise}",
+        "not private(stages.server)",
+        "tests/algorithms/test_single_directions.py::test_a_random_direction_keeps_no_budget_of_a_shorter_clip",
+    ),
+    one(
         "a cohort hidden from those who see how wide noise in shares is",
         "privacy/uplink/rules.py",
         ' or (WIDTH if self.shared else "")',

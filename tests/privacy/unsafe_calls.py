@@ -255,6 +255,10 @@ CALLS: dict[str, Call] = {
     "a personal clip without central noise": Call(
         "personal-clip-needs-central-noise", lambda: Uplink((Clip(1.0, personal=True), Noise()))
     ),
+    "a personal clip under a random direction": Call(
+        "personal-clip-needs-central-noise",
+        lambda: Uplink((Clip(1.0, personal=True),), (OneDirection(neighbours="zero_out"),)),
+    ),
     "a personal clip in a secure sum": Call(
         "personal-clip-needs-central-noise",
         lambda: Uplink((Clip(1.0, personal=True), Aggregated()), (Noise(neighbours="zero_out"),)),

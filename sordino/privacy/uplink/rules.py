@@ -379,11 +379,11 @@ RULES: tuple[Rule[UplinkStages], ...] = (
         "published-beside-noise",
     ),
     Rule(
-        lambda stages: stages.personal and (not private(stages.server) or stages.secure is not None),
+        lambda stages: stages.personal and ({*map(type, stages.server)} != {Noise} or stages.secure is not None),
         UnsoundGuarantee,
-        "a personal clip needs noise at the server, and uploads that the server can read",
-        "noise at the client is already its own; behind quantise or a second bound an upload may be longer than its "
-        "share of the bound, and in a secure sum nobody can leave it out",
+        "a personal clip needs noise that the server adds, and uploads that the server can read",
+        "noise at the client is already its own; privunit tells the direction of a short upload as well as of a long "
+        "one; and in a secure sum nobody can leave out one that is longer than its share of the bound",
         'set server = [{name = "noise", neighbours = "zero_out"}] without a secure sum, or leave personal = true out',
         "personal-clip-needs-central-noise",
     ),

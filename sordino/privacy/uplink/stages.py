@@ -98,7 +98,7 @@ def check_sent(t: int, what: str, numbers: Sequence[float], least: float, most: 
 class Clip(Stage):
     """A clip that scales the whole upload, all fields as one vector, into the ball of radius `radius`.
 
-    Guarantees: norm <= radius for every input and every radius from 1e-30 on; a non-finite upload becomes exactly zero.
+    Guarantees: norm <= radius for every input; a non-finite upload becomes exactly zero. Radii: 1e-30 to 1e30.
     Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the upload's dtype cannot hold it; the norm is taken in
     float64.
     """
@@ -109,8 +109,8 @@ class Clip(Stage):
     personal: bool = False
 
     def __post_init__(self) -> None:
-        why = "of much smaller numbers float32 has too few digits to keep a bound"
-        check_range("the radius of a clip", self.radius, Range(least=SHORTEST), "clip-not-positive", why=why)
+        why = "float32 has too few digits to keep a bound of much smaller numbers, and no sums of much larger ones"
+        check_range("the radius of a clip", self.radius, Range(least=SHORTEST, most=1e30), "clip-not-positive", why=why)
         if self.order not in (1, 2):
             raise ConfigError(
                 f"the order of the clip is {self.order}",

@@ -20,6 +20,7 @@ from sordino import keys, tree
 from sordino.errors import ConfigError
 from sordino.privacy.noise import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.compression import BlockSum
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates
 from sordino.privacy.uplink.fixed_point import Quantise
 from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Noise, Stage, Weigh
@@ -185,6 +186,20 @@ def test_no_clip_is_so_short_that_rounded_coordinates_go_beyond_it() -> None:
     assert worst[1e-42] > 1.3e-42
     with pytest.raises(ConfigError) as refusal:
         Clip(1e-42)
+    assert refusal.value.code == "clip-not-positive"
+
+
+def test_no_clip_is_so_long_that_sums_of_what_it_leaves_are_no_numbers() -> None:
+    """Behind the broken twin, which takes any radius, block sums are infinite whatever the noise of the client."""
+    fewer, finite = BlockSum(rate=0.01), {}
+    for radius in (1e30, 1e38):
+        clip = Clip(1.0)
+        object.__setattr__(clip, "radius", radius)  # past the refusal
+        kept = clip.encode({"w": torch.full((200,), 3e38)}, Bound(), Grant(0, 1, 1, Still()))
+        finite[radius] = tree.finite(fewer.encode(kept, Bound(), Grant(0, 1, 1, Still())))
+    assert finite == {Clip(1e30).radius: True, 1e38: False}
+    with pytest.raises(ConfigError) as refusal:
+        Clip(1e38)
     assert refusal.value.code == "clip-not-positive"
 
 
