@@ -192,8 +192,8 @@ PRIVACY = [
     one(
         "a small budget's clip not checked by the server",
         "privacy/uplink/__init__.py",
-        "bound.of(order) * (reach if self.personal else 1.0)",
-        "bound.of(order)",
+        "bound.of(of) * (reach if self.personal else 1.0)",
+        "bound.of(of)",
         f"{PERSONAL_RUNS}::test_a_client_beyond_its_own_bound_adds_nothing",
     ),
     one(

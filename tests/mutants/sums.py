@@ -280,6 +280,13 @@ SUMS = [
         "tests/algorithms/test_single_directions.py::test_a_random_direction_keeps_no_budget_of_a_shorter_clip",
     ),
     one(
+        "a personal share is kept in a norm that is not the noise's",
+        "privacy/uplink/__init__.py",
+        ", *(noise.mechanism.order for noise in private(self.server))}",
+        "}",
+        "tests/privacy/uplink/test_sensitivity.py::test_a_personal_share_is_kept_in_the_norm_of_the_noise",
+    ),
+    one(
         "a cohort hidden from those who see how wide noise in shares is",
         "privacy/uplink/rules.py",
         ' or (WIDTH if self.shared else "")',

@@ -225,14 +225,14 @@ class Uplink(UplinkStages):
         return not private(self.client) and math.isinf(self.bound(coordinates).l2)
 
     def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
-        """The upload as it enters the sum: unchanged, bit for bit, or zero if it exceeds the bound of its own
-        stages.
+        """The upload as it enters the sum: unchanged, bit for bit, or zero if it exceeds the bound of its own stages,
+        also in the norm of the noise, since a personal clip may shorten another one alone.
         """
         if private(self.client):
             kept = tree.finite(upload)  # the bound held before the noise; now one can only test that values are finite
         elif math.isfinite(bound.l2):
-            order = 1 if bound.l1 <= bound.l2 else 2
-            kept = bool(tree.norm(upload, order) <= bound.of(order) * (reach if self.personal else 1.0))
+            orders = {1 if bound.l1 <= bound.l2 else 2, *(noise.mechanism.order for noise in private(self.server))}
+            kept = all(tree.norm(upload, of) <= bound.of(of) * (reach if self.personal else 1.0) for of in orders)
         else:
             kept = True
         return upload if kept else tree.zeros_like(upload)

@@ -3,6 +3,7 @@ it by exactly that."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -255,6 +256,21 @@ def test_what_is_longer_than_a_personal_share_of_the_bound_is_left_out() -> None
         total = uplink.sum({0: sent}, ZERO, reach=lambda client, reach=reach: reach).total
         assert float(tree.norm(total)) <= share < float(tree.norm(sent)) * (1 + 1e-5)
         assert bool(tree.norm(total) > 0) == (reach == 1.0)
+
+
+def test_a_personal_share_is_kept_in_the_norm_of_the_noise() -> None:
+    """A clip in the 1-norm before a personal one in the 2-norm: a hundredth of the budget shortens the 2-norm to its
+    share, not the 1-norm, for which Laplace noise is sized.
+    """
+    stages, full = (Clip(1.0, 1), Clip(0.5, 2, personal=True)), tree.map(lambda leaf: leaf + 9, ZERO)
+    for law, reach in itertools.product((LaplaceNoise(), GaussianNoise()), (0.01, 0.5, 1.0)):
+        uplink = Uplink(stages, (Noise(law, neighbours="zero_out"),))
+        sent = uplink.encode(full, Grant(0, 1, 1, Still(), Z, reach=reach))
+        total = uplink.sum({0: sent}, ZERO, reach=lambda client, reach=reach: reach).total
+        share = reach * uplink.bound(tree.size(ZERO)).of(law.order)
+        assert float(tree.norm(total, law.order)) <= share
+        assert bool(tree.norm(total) > 0) == bool(tree.norm(sent, law.order) <= share)
+        assert law.order == 1 or bool(tree.norm(total) > 0)
 
 
 def test_a_central_sum_hides_who_took_part() -> None:
