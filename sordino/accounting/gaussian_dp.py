@@ -112,9 +112,9 @@ def _log_delta(x: float, mu: float) -> float:
             slope = 1 - (x * near + (x + mu) * far) / 2
             return _log_phi(x) + math.log(mu) + (math.log(slope) if slope > 0 else 0.0)
         return _log_phi(x) + math.log(near - far) if near > far else -math.inf
-    # Phi(-x) is at least a half here, and R(x) would overflow for very negative x
-    kept = math.exp(float(log_ndtr(-x))) - math.exp(_log_phi(x)) * far
-    return math.log(kept) if kept > 0 else -math.inf
+    # R(x) would overflow for very negative x; what delta lacks of 1 keeps its digits where delta is near 1
+    lacks = math.exp(float(log_ndtr(x))) + math.exp(_log_phi(x)) * far
+    return math.log1p(-lacks) if lacks < 1 else -math.inf
 
 
 def _mills(scaled_tail: float) -> float:

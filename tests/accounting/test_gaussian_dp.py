@@ -5,18 +5,38 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting.events import (
-    Gaussian,
-    Repeat,
-)
+from sordino.accounting.accountants import epsilon_by
+from sordino.accounting.events import Gaussian, Poisson, Repeat
 from sordino.accounting.gaussian_dp import delta_of, epsilon_of, integrated, mu_of
 from sordino.errors import InvalidBudget
 from tests.accounting.priced import by
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise"), [(10**-2.5, 10**6.5), (10**-9.5, 1e3), (1e-8, 10**3.5), (1e-5, 1e5), (0.5, 1e6), (0.1, 1.0)]
+)
+def test_a_tiny_divergence_of_a_sample_is_not_lost_to_rounding(rate: float, noise: float) -> None:
+    """The logarithm of a moment near 1 was a thousandth of what it is: epsilon 0 at half of the delta that is lost."""
+    mp = pytest.importorskip("mpmath")
+    orders = (2, 3, 5, 8, 18, 106, 256)
+    curve, short = Poisson(rate, Gaussian(noise)).renyi(orders), []
+    with mp.workdps(60):
+        q, z = mp.mpf(rate), mp.mpf(noise)
+        for order, found in zip(orders, map(float, curve), strict=True):
+            terms = (
+                mp.binomial(order, j) * (1 - q) ** (order - j) * q**j * mp.exp(mp.mpf(j * (j - 1)) / (2 * z * z))
+                for j in range(order + 1)
+            )
+            short.append(mp.mpf(found) < mp.log(mp.fsum(terms)) / (order - 1))
+        total_variation = float(q * (2 * mp.ncdf(1 / (2 * z)) - 1))
+    assert not any(short)
+    assert epsilon_by("rdp", Poisson(rate, Gaussian(noise)), total_variation / 2, "zero_out") > 0
 
 
 # ---------------------------------------------------------------------------------------- exact Gaussian privacy
@@ -45,6 +65,22 @@ def test_a_tiny_mu_is_not_lost_to_rounding() -> None:
             exact = mp.ncdf(m / 2 - e / m) - mp.exp(e) * mp.ncdf(-m / 2 - e / m)
             assert delta_of(mu * x, mu) == pytest.approx(float(exact), rel=2e-9, abs=0)
     assert delta_of(1e-310, 1e-310) > 0 == delta_of(1.0, 1e-310)
+
+
+@pytest.mark.parametrize("lacks", [1e-6, 1e-9, 1e-12, 2.0**-53])
+@pytest.mark.parametrize("mu", [20.0, 50.0, 300.0])
+def test_a_delta_next_to_one_is_not_lost_to_rounding(mu: float, lacks: float) -> None:
+    """As 1 minus a tail, delta keeps no digit of the tail: at mu = 20, delta = 1 - 2^-53 epsilon was 1.2% too small."""
+    mp = pytest.importorskip("mpmath")
+    epsilon = epsilon_of(mu, 1 - lacks)
+    with mp.workdps(60):
+
+        def delta(at: float, m: Any) -> Any:
+            return mp.ncdf(m / 2 - at / m) - mp.exp(at) * mp.ncdf(-m / 2 - at / m)
+
+        e, m, wanted = mp.mpf(epsilon), mp.mpf(mu), mp.mpf(1 - lacks)
+        assert delta(e * (1 + mp.mpf(1e-12)), m) <= wanted < delta(e * (1 - mp.mpf(1e-9)), m)
+        assert delta(e, mp.mpf(mu_of(epsilon, 1 - lacks)) * (1 - mp.mpf(1e-12))) <= wanted
 
 
 @given(st.floats(1e-3, 30), st.floats(1e-12, 0.4))

@@ -336,6 +336,20 @@ COUNTED_OR_NOT = [
         "tests/budget/test_schedules.py::test_refusals",
     ),
     one(
+        "a delta next to 1 is computed as 1 minus a tail",
+        "accounting/gaussian_dp.py",
+        "math.log1p(-lacks)",
+        "math.log(1 - lacks)",
+        "tests/accounting/test_gaussian_dp.py::test_a_delta_next_to_one_is_not_lost_to_rounding[20.0-1e-12]",
+    ),
+    one(
+        "what rounding hides of the divergence of a sample is not added",
+        "accounting/mechanisms.py",
+        "1e-14 * rate",
+        "0.0 * rate",
+        "tests/accounting/test_gaussian_dp.py::test_a_tiny_divergence_of_a_sample_is_not_lost_to_rounding[1e-05-100000.0]",
+    ),
+    one(
         "the delta of a tiny mu is lost to rounding",
         "accounting/gaussian_dp.py",
         "SMALL = 1e-5",
