@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from sordino.errors import ConfigError, NonFiniteModel
 from sordino.privacy.noise.sources import Counter, SystemNoise
 from sordino.privacy.uplink import Uplink, rules
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flagged
+from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.stages import Weigh
 from sordino.runs.run import start
 from sordino.types import Bound, Grant, NoiseSource, Received
@@ -205,6 +206,24 @@ def test_a_light_client_adds_no_more_than_the_noise_of_its_round_is_for(
     sent = [uplink.encode({"w": torch.full((4,), sign * 1e6)}, light)["w"] for sign in (1, -1)]
     lost = float((sent[0] - sent[1]).abs().sum()) / stage._scale([uplink.weight(10, 100)])
     assert lost == pytest.approx((1 if first == "clip" else 10) / event.scale, rel=1e-4)
+
+
+@pytest.mark.parametrize(("radius", "layout"), [(0.1, Layout(bits=8)), (10.0, Layout())], ids=["rounded", "cut"])
+def test_integers_of_a_light_client_lose_no_more_than_is_claimed(radius: float, layout: Layout) -> None:
+    """Rounding, and the end of the range, come behind the weight: a client of a twentieth adds more than a twentieth of
+    the bound. Under noise as wide as the largest weight of its round, as of real numbers, it would lose too much.
+    """
+    client = (ClipCoordinates(radius), Weigh(), Quantise(layout))
+    uplink = Uplink(client, (CoordinateLaplace(radius, 1.0),)).fitted(4, 0.05)
+    stage = uplink.per_coordinate
+    assert stage is not None
+    event, _, _ = stage.promise()
+    assert isinstance(event, Laplace)
+    light = Grant(0, size=50, largest=1000, source=Counter(0))
+    sent = [uplink.encode({"w": torch.full((4,), sign * 1e6)}, light)["w"] for sign in (1, -1)]
+    moved = float((sent[0] - sent[1]).abs().sum()) / uplink.scale
+    assert moved / stage._scale([0.05]) <= 1 / event.scale
+    assert moved / replace(stage, _grid=False)._scale([0.05]) > 1.4 / event.scale
 
 
 @pytest.mark.slow

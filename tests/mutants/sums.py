@@ -280,6 +280,13 @@ SUMS = [
         "tests/algorithms/test_single_directions.py::test_a_random_direction_keeps_no_budget_of_a_shorter_clip",
     ),
     one(
+        "integers of a light client are as short as its weight",
+        "privacy/uplink/coordinate_laplace.py",
+        "1.0 if self._grid else max(weights)",
+        "max(weights)",
+        "tests/algorithms/test_lc_fl.py::test_integers_of_a_light_client_lose_no_more_than_is_claimed",
+    ),
+    one(
         "a personal share is kept in a norm that is not the noise's",
         "privacy/uplink/__init__.py",
         ", *(noise.mechanism.order for noise in private(self.server))}",

@@ -118,12 +118,10 @@ class Uplink(UplinkStages):
     def fitted(self, coordinates: int, least: float) -> Uplink:
         """Copy of the uplink, whose per-coordinate noise is fitted to the size of the model and the smallest weight of
         a cohort."""
-        if self.per_coordinate is None:
+        if (noise := self.per_coordinate) is None:
             return self
-        clipped = self.bound(coordinates).l1 / self.scale
-        return replace(
-            self, server=tuple(s.fitted(clipped, least) if s is self.per_coordinate else s for s in self.server)
-        )
+        fit = noise.fitted(self.bound(coordinates).l1 / self.scale, least, self.grid is not None)
+        return replace(self, server=tuple(fit if stage is noise else stage for stage in self.server))
 
     def encode(self, upload: Tree, grant: Grant) -> Tree:
         bound, coordinates, x = Bound(), tree.size(upload), upload

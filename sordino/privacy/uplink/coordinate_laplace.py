@@ -5,7 +5,7 @@ Computer Science (China) 51(6A), 2024.
     Flag               a coin of each client, sent in clear: does it want central noise?
     CoordinateLaplace  the server makes some 0 flags 1 and adds Laplace(2 radius max w / epsilon) to every coordinate of
                        the mean: once if any flag is 1 now (aggregate_any), or to each such upload before it is weighted
-                       (per_client)
+                       (per_client); for a sum of integers, max w is that of all clients
 
 What holds: epsilon per coordinate and round is d * epsilon for a whole model of d coordinates, with public weights;
 that is the claim. Without a clip nothing is bounded. Flags are independent of the data and protect nothing: a round
@@ -109,6 +109,7 @@ class CoordinateLaplace(Stage):
     target: Literal["aggregate_any", "per_client"] = "aggregate_any"
     _bound: float = math.inf  # of one client's upload, in the 1-norm
     _least: float = 1.0  # weight of a whole cohort
+    _grid: bool = False  # of integers: rounding and the end of their range take less from light uploads than weights do
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("beta", self.beta)):
@@ -121,8 +122,8 @@ class CoordinateLaplace(Stage):
     def reads_each(self) -> bool:
         return self.target == "per_client"
 
-    def fitted(self, bound: float, least: float) -> CoordinateLaplace:
-        return replace(self, _bound=bound, _least=least)
+    def fitted(self, bound: float, least: float, grid: bool = False) -> CoordinateLaplace:
+        return replace(self, _bound=bound, _least=least, _grid=grid)
 
     def promise(self) -> tuple[Event, Status, tuple[str, ...]]:
         """The event, the status and the reasons of one round's claim against adversaries who see the model."""
@@ -138,7 +139,7 @@ class CoordinateLaplace(Stage):
     def _scale(self, weights: Sequence[float]) -> float:
         """Scale of the noise in a sum of uploads with these weights; no less where part of a cohort is missing."""
         if self.beta is None:
-            return 2 * self.radius * max(weights) / self.epsilon
+            return 2 * self.radius * (1.0 if self._grid else max(weights)) / self.epsilon
         return self.beta * max(math.fsum(weights), self._least)
 
     def room(self, clients: int, steps: float) -> float:
