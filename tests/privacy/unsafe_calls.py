@@ -125,7 +125,8 @@ CALLS: dict[str, Call] = {
             linear, {}
         ),
     ),
-    "a radius that bounds nothing": Call("radius-too-small", lambda: ConvexStable(1.0, 0.1)),
+    "a radius that bounds nothing": Call("radius-out-of-range", lambda: ConvexStable(1.0, 0.1)),
+    "a radius at which rounding outweighs an example": Call("radius-out-of-range", lambda: ConvexStable(1e12, 1e-24)),
     "a clip in a norm without a bound": Call("clip-order", lambda: Clip(1.0, 3)),  # type: ignore[arg-type]
     "laplace without a bound in its norm": Call(
         "unbounded-sensitivity", lambda: Uplink((Weigh(), Noise(LaplaceNoise()))).bound(3)

@@ -28,6 +28,7 @@ from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
 from sordino.types import Batch, Examples, Grant, LocalWork, Losses, Params, Shard, Task
 
 FAR = 100.0  # largest weight from which steps begin
+LONGEST = 1e3  # largest radius: features of 10^12 change a gradient by their own length where a weight is rounded
 ROUNDING = 1e-9  # most that float64 may change a gradient of a step from there, relative to the longest
 
 
@@ -52,9 +53,11 @@ class ConvexStable(NoisyReader):
         check_range(
             "radius",
             self.radius,
-            Range(above=1),
-            "radius-too-small",
-            why="it bounds the length of the features with a 1 appended, which is always above 1",
+            Range(above=1, most=LONGEST),
+            "radius-out-of-range",
+            why="it bounds the length of the features with a 1 appended, which is always above 1; beyond, float64 may "
+            "round a step by more than the noise counts",
+            fix="scale the features into a smaller radius",
         )
         most = 4 / self.radius**2
         if not 0 < self.lr <= most:

@@ -15,7 +15,7 @@ from sordino.algorithms.client_noise import convex_stable
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.errors import PrivacyError
 from sordino.privacy.noise import GaussianNoise
-from sordino.privacy.readers.convex_stable import ROUNDING, ConvexStable
+from sordino.privacy.readers.convex_stable import LONGEST, ROUNDING, ConvexStable
 from sordino.tasks.nets import Ball, bounded, logistic
 from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, LocalWork, NoiseSource, Params
@@ -192,16 +192,19 @@ def test_weights_that_are_no_numbers_do_not_break_the_bound(bad: float) -> None:
 
 
 @pytest.mark.one_fast
-@pytest.mark.parametrize("weight", [0.0, 100.0, 1e15, 2.0**53, 1e30])
-def test_large_weights_do_not_break_the_bound(weight: float) -> None:
-    """Where a step is shorter than what lies between two numbers, one changed label decides which way it is rounded."""
+@pytest.mark.parametrize(
+    ("weight", "radius"), [(0.0, B), (100.0, B), (1e15, B), (2.0**53, B), (1e30, B), (100.0, LONGEST)]
+)
+def test_large_weights_do_not_break_the_bound(weight: float, radius: float) -> None:
+    """Where a step is shorter than what lies between two numbers, one changed label decides which way it is rounded.
+    At a radius of 1e12 the gradients moved by 1.28 of what their noise is sized for."""
     n = 1000
-    net = Classification(logistic((1,), 2, B), name="logistic", shape=(1,), mean=(0.0,), std=(1.0,), image=False)
+    net = Classification(logistic((1,), 2, radius), name="logistic", shape=(1,), mean=(0.0,), std=(1.0,), image=False)
     params = {name: torch.full_like(value.double(), weight) for name, value in net.init(1).items()}
-    reader = ConvexStable(B, 0.9, Z)
+    reader = ConvexStable(radius, 3.6 / radius**2, Z)
 
     def told(positive: int) -> Params:
-        rows = Examples(torch.full((n, 1), 10.0).double(), (torch.arange(n) < positive).long())
+        rows = Examples(torch.full((n, 1), 10.0 * radius).double(), (torch.arange(n) < positive).long())
         (batch,) = reader.open(rows, Grant(0, n, n, Still()), net).batches(LocalWork(None, E, None), 1)
         return batch.grad(net.losses, params)
 
