@@ -206,8 +206,8 @@ PRIVACY = [
     one(
         "every layer's share is the whole",
         "privacy/uplink/stages.py",
-        "* factor * (math.sqrt(share) / radius)",
-        "* factor * (1 / radius)",
+        "shorter(cut, math.sqrt(share) / radius)",
+        "shorter(cut, 1 / radius)",
         "tests/privacy/uplink/test_clip_layers.py::test_whatever_comes_the_ball_holds",
     ),
     one(

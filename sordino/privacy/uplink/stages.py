@@ -127,7 +127,7 @@ class Clip(Stage):
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         x, radius = tree.formed(x), self.radius * grant.reach if self.personal else self.radius
         norm = tree.norm(x, self.order)
-        return tree.map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0) * clip_factor(norm, radius, leaf.dtype), x)
+        return tree.map(lambda leaf: shorter(leaf.nan_to_num(0.0, 0.0, 0.0), clip_factor(norm, radius, leaf.dtype)), x)
 
 
 def slack(dtype: torch.dtype) -> float:
@@ -145,11 +145,14 @@ def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
     return torch.where(factor < torch.finfo(dtype).tiny, 0.0, factor)
 
 
+def shorter(leaf: Tensor, factor: Tensor | float) -> Tensor:
+    y = leaf * factor  # in half precision many small numbers may all be rounded up: to twice what they are
+    return y if torch.finfo(y.dtype).bits > 16 else torch.where(y.abs() < torch.finfo(y.dtype).tiny, 0.0, y)
+
+
 @dataclass(frozen=True)
 class Weigh(Stage):
-    """A public weight of at most 1, so that the bound still holds: n_k / max n, or the precision (inverse variance) of
-    a client's own noise relative to the largest one.
-    """
+    """A public weight of at most 1, which keeps the bound: n_k / max n, or a client's precision over the largest."""
 
     by: Literal["examples", "precision"] = "examples"
 
@@ -232,9 +235,7 @@ def private(stages: Sequence[Stage]) -> list[Noise]:
 
 @dataclass(frozen=True)
 class OneField(Stage):
-    """Applies a stage to one field of an upload. It bounds nothing for the upload as a whole, as the other fields stay
-    as they are.
-    """
+    """Applies a stage to one field of an upload. It bounds nothing of the upload as a whole, as other fields stay."""
 
     stage: Stage
     field: str
@@ -319,7 +320,8 @@ class ClipLayers(Stage):
         leaves, found = tree.leaves(x), []
         for leaf, (radius, share) in zip(leaves, self._layers(x), strict=True):
             factor = clip_factor(torch.linalg.vector_norm(leaf.double()), radius, leaf.dtype)
-            found.append(torch.where(torch.isfinite(leaf), leaf, 0.0) * factor * (math.sqrt(share) / radius))
+            cut = shorter(torch.where(torch.isfinite(leaf), leaf, 0.0), factor)
+            found.append(shorter(cut, math.sqrt(share) / radius))
         return tree.like(x, found)
 
     def decode(self, y: Tree, like: Tree) -> Tree:

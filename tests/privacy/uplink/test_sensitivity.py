@@ -24,7 +24,7 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.compression import BlockSum
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates
 from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Noise, Stage, Weigh
+from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Noise, Stage, Weigh, clip_factor
 from sordino.types import Bound, Grant, NoiseSource, Params
 from tests.privacy.doubles import Still
 from tests.privacy.neighbours import DIM, DOUBLE, Pair, Z, largest_move, row, slow, sound, tiers, tight
@@ -167,6 +167,19 @@ def test_the_bound_holds_for_uploads_in_half_precision(clip: Clip | ClipLayers, 
     assert 0.9 < max(norms) <= 1
     coarse = [one["w"] * (1 / (tree.norm(one) * SLACK)).to(dtype) for one in uploads]
     assert sum(float(tree.norm(one)) > 1 for one in coarse) > 10
+
+
+@pytest.mark.parametrize("clip", [Clip(0.03, 1), Clip(1e-3), ClipLayers(0.03), ClipLayers(1e3)], ids=repr)
+def test_many_small_numbers_of_half_precision_are_not_all_rounded_up(clip: Clip | ClipLayers) -> None:
+    """The broken twin multiplies only: in the 1-norm it is twice as long as its radius."""
+    bound, norms, twin = clip.bound(Bound(), 10**6), list[float](), list[float]()
+    for size in torch.logspace(-7, 0, 40, dtype=torch.float64):
+        upload = {"w": torch.full((10**6,), float(size), dtype=torch.float16)}
+        order = clip.order if isinstance(clip, Clip) else 2
+        norms.append(float(tree.norm(clip.encode(upload, Bound(), Grant(0, 1, 1, Still())), order)) / bound.of(order))
+        twin.append(float(tree.norm({"w": upload["w"] * clip_factor(tree.norm(upload, 1), 0.03, torch.float16)}, 1)))
+    assert max(norms) <= 1
+    assert max(twin) > 1.5 * 0.03
 
 
 def test_a_subnormal_clip_factor_is_no_way_around_the_bound() -> None:
