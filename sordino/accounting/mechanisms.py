@@ -302,8 +302,7 @@ def _thinned(typical: float, rate: float) -> float:
 
 
 def _divergences(of: Any, orders: Orders, rate: float = 1.0) -> Any:
-    from dp_accounting import dp_event
-    from dp_accounting.rdp import RdpAccountant
+    from dp_accounting import dp_event, rdp
 
     # the logarithm of a moment near 1 loses up to a quarter of this to rounding (measured), a tiny one all of itself
     hidden = [0.0 if rate == 1 else 1e-14 * rate * order**2 / (order - 1) for order in orders]
@@ -311,7 +310,8 @@ def _divergences(of: Any, orders: Orders, rate: float = 1.0) -> Any:
     level = log.level
     log.setLevel(logging.ERROR)  # fractional orders that do not converge are left out, which needs no warning
     try:
-        return hidden + RdpAccountant(orders).compose(of if rate == 1 else dp_event.PoissonSampledDpEvent(rate, of)).rdp
+        account = rdp.RdpAccountant(orders).compose(of if rate == 1 else dp_event.PoissonSampledDpEvent(rate, of))
+        return hidden + account.rdp
     finally:
         log.setLevel(level)
 

@@ -55,8 +55,8 @@ PRIVACY = [
     one(
         "an extra field without noise",
         "privacy/uplink/stages.py",
-        "lambda leaf: self.mechanism.add(leaf, scale,",
-        "lambda leaf: self.mechanism.add(leaf, scale * (1 if leaf.dim() < 2 else 1e-6),",
+        "self.mechanism.add(leaf, scale,",
+        "self.mechanism.add(leaf, scale * (1 if leaf.dim() < 2 else 1e-6),",
         f"{UPLINK_SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
@@ -87,9 +87,7 @@ PRIVACY = [
         'self._grant.source.child("read")',
         SHARED_NOISE,
     ),
-    one(
-        "the same noise in every layer", "privacy/uplink/stages.py", "source.child(next(names))", "source", SHARED_NOISE
-    ),
+    one("the same noise in every layer", "privacy/uplink/stages.py", "source.child(name)", "source", SHARED_NOISE),
     one(
         "the system's seed fixed",
         "privacy/noise/sources.py",
@@ -206,8 +204,8 @@ PRIVACY = [
     one(
         "every layer's share is the whole",
         "privacy/uplink/stages.py",
-        "shorter(cut, math.sqrt(share) / radius)",
-        "shorter(cut, 1 / radius)",
+        "factor), math.sqrt(share) / radius)",
+        "factor), 1 / radius)",
         "tests/privacy/uplink/test_clip_layers.py::test_whatever_comes_the_ball_holds",
     ),
     one(

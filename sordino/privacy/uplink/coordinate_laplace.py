@@ -167,8 +167,8 @@ class CoordinateLaplace(Stage):
 def _noised(x: object, scale: float, source: NoiseSource) -> Tree:
     if isinstance(x, Flagged):
         return x._replace(x=_noised(x.x, scale, source))
-    names = iter([name for name, _ in tree.named(x)])
-    return tree.map(lambda leaf: LaplaceNoise().add(leaf.double(), scale, source.child(next(names))), x)
+    law = LaplaceNoise()
+    return tree.like(x, [law.add(leaf.double(), scale, source.child(name)) for name, leaf in tree.named(x)])
 
 
 def _weighs_first(stages: UplinkStages) -> bool:

@@ -219,8 +219,7 @@ class Noise(Stage):
 
     def release(self, x: Tree, bound: Bound, multiplier: float, source: NoiseSource) -> Tree:
         scale = multiplier * self.louder * self.sensitivity(bound)
-        names = iter([name for name, _ in tree.named(x)])
-        return tree.map(lambda leaf: self.mechanism.add(leaf, scale, source.child(next(names))), x)
+        return tree.like(x, [self.mechanism.add(leaf, scale, source.child(name)) for name, leaf in tree.named(x)])
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         multiplier = self.multiplier if self.multiplier is not None else grant.multiplier
@@ -320,8 +319,7 @@ class ClipLayers(Stage):
         leaves, found = tree.leaves(x), []
         for leaf, (radius, share) in zip(leaves, self._layers(x), strict=True):
             factor = clip_factor(torch.linalg.vector_norm(leaf.double()), radius, leaf.dtype)
-            cut = shorter(torch.where(torch.isfinite(leaf), leaf, 0.0), factor)
-            found.append(shorter(cut, math.sqrt(share) / radius))
+            found.append(shorter(shorter(torch.where(leaf.isfinite(), leaf, 0.0), factor), math.sqrt(share) / radius))
         return tree.like(x, found)
 
     def decode(self, y: Tree, like: Tree) -> Tree:
@@ -332,14 +330,11 @@ class ClipLayers(Stage):
         """Clip radius of each layer, and its share of the squared bound (all shares add up to 1)."""
         leaves = tree.leaves(x)
         radii = self._each or (self.radius,) * len(leaves)
-        parts = [
-            r * math.sqrt(leaf.numel()) if self.shares == "energy" else 1.0
-            for r, leaf in zip(radii, leaves, strict=True)
-        ]
+        parts = [radius * math.sqrt(leaf.numel()) for radius, leaf in zip(radii, leaves, strict=True)]
+        parts = parts if self.shares == "energy" else [1.0] * len(leaves)
+        whole = math.fsum(parts) or 1.0
         # rounded down, so that they cannot add up to more than 1
-        return [
-            (radius, part / (math.fsum(parts) or 1.0) * (1 - 1e-12)) for radius, part in zip(radii, parts, strict=True)
-        ]
+        return [(radius, part / whole * (1 - 1e-12)) for radius, part in zip(radii, parts, strict=True)]
 
     # radii that go down with the model --------------------------------------------------------------------------------
 
