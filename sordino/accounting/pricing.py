@@ -226,29 +226,29 @@ def budget_at(order: int, epsilon: float, delta: float) -> float:
 
 
 def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
-    """The Renyi divergence of a Poisson-sampled Gaussian, ln(sum_j binom(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2z^2))) /
-    (a-1), in log space (Mironov, Talwar and Zhang 2019).
+    """The Renyi divergence of a Poisson-sampled Gaussian, ln(1 + sum_j binom(a,j) (1-q)^(a-j) q^j (e^(j(j-1)/(2z^2)) -
+    1)) / (a-1), in log space (Mironov, Talwar and Zhang 2019): as no term is negative, rounding hides none.
     """
     if rate == 1:
         return order / (2 * multiplier**2)
-    constant, square = _binomial(rate, order)
-    terms = [c + s / multiplier**2 for c, s in zip(constant, square, strict=True)]
+    terms = []
+    for pairs, chance in _binomial(rate, order):
+        exponent = pairs / multiplier**2
+        terms.append(chance + exponent + math.log(-math.expm1(-exponent)))
     top = max(terms)
-    total = math.fsum(math.exp(t - top) for t in terms)
-    return max(0.0, top + math.log(total)) / (order - 1)
+    total = top + math.log(math.fsum(math.exp(t - top) for t in terms))
+    return (max(total, 0.0) + math.log1p(math.exp(-abs(total)))) / (order - 1)
 
 
 @lru_cache(maxsize=4096)
-def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
-    """Terms j = 0, 1, ..., order of the sum in `sampled_gaussian`, in log space: log of binom(order, j) rate^j (1 -
-    rate)^(order - j), and j (j - 1) / 2, which the caller divides by the squared noise multiplier.
+def _binomial(rate: float, order: int) -> list[tuple[float, float]]:
+    """For j = 2, ..., order in the sum of `sampled_gaussian`: j (j - 1) / 2, and the log of the chance that j of
+    `order` are drawn.
     """
-    constant = [
-        math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1)
-        + j * math.log(rate) + (order - j) * math.log1p(-rate)
-        for j in range(order + 1)
-    ]  # fmt: skip
-    return constant, [j * (j - 1) / 2 for j in range(order + 1)]
+    drawn, left = math.log(rate), math.log1p(-rate)
+    return [
+        (j * (j - 1) / 2, math.log(math.comb(order, j)) + j * drawn + (order - j) * left) for j in range(2, order + 1)
+    ]
 
 
 def accountant(releases: int, delta: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -20,6 +21,7 @@ from sordino.accounting.accountants import (
 )
 from sordino.accounting.events import Gaussian, Poisson, Repeat
 from sordino.accounting.gaussian_dp import delta_of
+from sordino.accounting.pricing import sampled_gaussian
 from sordino.accounting.published import NOMINAL_ORDERS, nominal_multiplier
 from sordino.errors import InvalidBudget, SordinoError, UnsoundGuarantee
 from tests.accounting.fixed_subsets import fixed_subset, subset_delta
@@ -95,6 +97,19 @@ def test_loss_distributions_need_less_noise_than_renyi() -> None:
 
 
 @pytest.mark.slow
+@given(st.floats(-9, -0.01), st.floats(-1, 6), st.sampled_from((2, 3, 8, 32, 256)))
+@settings(max_examples=50, deadline=None)
+def test_the_price_of_a_sample_is_no_smaller_than_its_divergence(log_rate: float, log_z: float, order: int) -> None:
+    """However tiny it is: a moment next to 1 would lose it, here to as little as 1e-33."""
+    rate, z = 10**log_rate, 10**log_z
+    with mpmath.workdps(60):
+        q, square = mpmath.mpf(rate), mpmath.mpf(z) ** 2
+        chances = [mpmath.binomial(order, j) * q**j * (1 - q) ** (order - j) for j in range(order + 1)]
+        moment = mpmath.fsum(chance * mpmath.exp(j * (j - 1) / (2 * square)) for j, chance in enumerate(chances))
+        divergence = float(mpmath.log(moment) / (order - 1))
+    assert sampled_gaussian(rate, z, order) == pytest.approx(divergence, rel=1e-12, abs=0)
+
+
 def test_a_guess_that_is_too_small_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess looks at one direction of neighbours; where the other one costs more, the search is made in full."""
     right = sampled_multiplier.__wrapped__(2.0, 1e-5, 0.1, 20, "pld")
