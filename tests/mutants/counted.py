@@ -370,4 +370,12 @@ COUNTED_OR_NOT = [
         "one.split(1)",
         "tests/privacy/readers/test_missing_example.py::test_a_row_on_its_own_begins_where_any_other_would",
     ),
+    one(
+        "small gradients of words are scaled in half precision",
+        "privacy/readers/layer_gradients.py",
+        'self.index[rows], weights["weight"], only(finite, self.each[rows]))',
+        'self.index[rows], torch.ones(1), only(finite, self.each[rows]) * weights["weight"][:, None, None])',
+        "tests/privacy/readers/test_sensitivity.py::"
+        "test_many_small_gradients_of_words_in_half_precision_are_not_rounded_up",
+    ),
 ]

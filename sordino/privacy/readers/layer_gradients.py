@@ -150,12 +150,12 @@ class Lookup:
         return {"weight": norm_of(self.each.flatten(1), order, 1)}
 
     def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
-        g = only(finite, self.each[rows]) * weights["weight"][:, None, None]
-        total: Any = RowSum(self._added, self.index[rows], g)
+        total: Any = RowSum(self._added, self.index[rows], weights["weight"], only(finite, self.each[rows]))
         return {"weight": total}
 
-    def _added(self, index: Tensor, g: Tensor) -> Tensor:
-        return g.new_zeros(self.rows, g.shape[2]).index_add(0, index.flatten(), g.flatten(0, 1))
+    def _added(self, index: Tensor, weights: Tensor, g: Tensor) -> Tensor:
+        scaled = (g * weights[:, None, None]).flatten(0, 1)
+        return g.new_zeros(self.rows, g.shape[2]).index_add(0, index.flatten(), scaled)
 
 
 def _linear(module: nn.Module, a: Tensor, g: Tensor) -> Side:

@@ -351,6 +351,16 @@ def test_small_gradients_of_large_inputs_are_not_rounded_up(shape: tuple[int, ..
     assert longest <= clip < twin / 1.002
 
 
+def test_many_small_gradients_of_words_in_half_precision_are_not_rounded_up() -> None:
+    """Each is the smallest number of float16: half of it and a little is, rounded, all of it, as the twin shows."""
+    smallest = torch.full((1, 1, 4096), 2.0**-24, dtype=torch.float16)
+    side = RULES[nn.Embedding](nn.Embedding(1, 4096), torch.zeros(1, 1, dtype=torch.int64), smallest)
+    clip = 0.6 * float(smallest.double().norm())
+    weights = clip_factor(side.norms(2)["weight"], clip, torch.float16)
+    found = wide(side.weighted({"weight": weights}, None, slice(None))["weight"])
+    assert 0.99 * clip < float(found.norm()) <= clip < float((smallest * weights).double().norm()) / 1.6
+
+
 def test_losses_that_mix_examples_are_clipped_one_by_one() -> None:
     # an algorithm's own losses: contrasted against the batch mean, every example reaches into every other's loss
     task, _ = NETS["linear"]
