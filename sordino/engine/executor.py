@@ -208,7 +208,7 @@ class SecureSum:
             elif private(uplink.server):
                 own = flat(noise.release(like, bound, used, source))
         published = uplink.per_coordinate
-        if published is not None and not published.flagged and cohort and isinstance(self._secure, Encrypted):
+        if published is not None and not published.flagged and cohort:
             drawn = published.release(like, [weights[k] for k in cohort], [], self._grid.scale, source)
             own = flat(tree.map(lambda leaf: leaf.round().long(), drawn))  # rounding a sum of integers and noise
         if elsewhere is not None:

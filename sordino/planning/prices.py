@@ -29,7 +29,7 @@ from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.readers import check_apart
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink, single_uploads
-from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_cohort, check_room
+from sordino.privacy.uplink.secure_stages import check_cohort, check_noise
 from sordino.privacy.uplink.stages import Weigh
 from sordino.sampling import Cohort, alike
 from sordino.sampling.by_budget import Personal, ThresholdPublished
@@ -344,20 +344,16 @@ def check_secure(
     secure, noise, grid, published = uplink.secure, uplink.noise(), uplink.grid, uplink.per_coordinate
     population = len(plan.participations)
     most = max(1, population if cohort.hidden else round(cohort.expected(population)))
-    if published is not None and grid is not None and isinstance(secure, Encrypted):
-        secure.sums.check(secure, grid.layout, most, published.room(most, grid.scale))
+    if published is not None and grid is not None:
+        check_noise(secure, grid.layout, most, published.room(most, grid.scale), None)
     if noise is None or grid is None:
         return
     bound, typed = uplink.bound(coordinates), noise.multiplier  # beside a typed one, the plan may price the reader's
     multipliers = [p.multiplier if typed is None else typed for k in plan.different for p in plan.prices(k)]
     if multipliers and noise not in uplink.client[: uplink.client.index(grid)]:
         noise.check_width(bound, min(multipliers))
-        if isinstance(noise, NoiseShare):
-            check_room(grid.layout, most, noise.room(bound, max(multipliers)))
-        elif isinstance(secure, Encrypted):
-            secure.sums.check(secure, grid.layout, most, noise.room(bound, max(multipliers)))
-        elif secure is not None and uplink.central:
-            check_room(grid.layout, most, noise.room(bound, max(multipliers)) / most)
+        room = noise.room(bound, max(multipliers))
+        check_noise(secure, grid.layout, most, room, bound.l2 if noise in uplink.client else None)
     if secure is None:
         return
     if cohort.hidden and uplink.central:

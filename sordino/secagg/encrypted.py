@@ -29,15 +29,17 @@ def needs(stage: Encrypted) -> None:
     (sealed.gmpy2 if stage.scheme == "paillier" else sealed.tenseal)()
 
 
-def check(stage: Encrypted, layout: Layout, count: int, noise: float = 0.0) -> None:
-    """Refuses more uploads than can be added under the scheme, or noise beside them that may be as many steps."""
+def check(stage: Encrypted, layout: Layout, count: int, noise: float = 0.0, own: bool = False) -> None:
+    """Refuses more uploads than can be added under the scheme, or noise beside them that may be as many steps; `own`:
+    in each upload.
+    """
     most = layout.most
     if stage.scheme != "paillier":
         public = lattice.LatticePublic(lattice.RINGS[stage.scheme], b"", None)
         public.check(layout, count)
         most = public.most(layout)
     if noise:
-        check_fits(noise, layout, most - count)
+        check_fits(noise, layout, 1 if own else most - count)
 
 
 class Ciphertexts:
@@ -212,6 +214,6 @@ def check_fits(noise: float, layout: Layout, room: int) -> None:
         raise UnsoundGuarantee(
             f"noise of up to {noise:.3g} steps does not fit beside the uploads into slots of {layout.width} bits",
             why="uploads and noise share a slot, and a sum that is too large would wrap around to a wrong value",
-            fix="set more headroom bits in the quantise stage, or fewer bits under bfv",
+            fix="set more headroom bits in quantise, fewer bits under bfv, or a larger range where clients add noise",
             code="no-room-for-noise",
         )

@@ -221,4 +221,11 @@ RECEIPTS = [
         "tests/receipts/test_run_folders.py"
         "::test_without_its_ledger_a_receipt_of_an_earlier_stop_is_known_by_its_rounds",
     ),
+    one(
+        "noise of each client has the room of all in its ciphertext",
+        "privacy/uplink/secure_stages.py",
+        "noise + (own or 0.0), own is not None)",
+        "noise, False)",
+        "tests/stories/secure_sums/test_refused.py::test_it_does_not_start[noise of each client beyond its ciphertext]",
+    ),
 ]

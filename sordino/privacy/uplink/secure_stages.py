@@ -281,12 +281,21 @@ def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
     layout.check(clients)
     if clients < stage.least(clients):
         raise ConfigError(
-            f"a round has at most {clients} clients, but a sum of fewer than {stage.least(clients)} uploads is "
-            "never opened",
+            f"a round has at most {clients} clients, but a sum of fewer than {stage.least(clients)} is never opened",
             why="every round would be aborted",
             fix="use more clients, or a smaller threshold",
             code="cohort-below-threshold",
         )
+
+
+def check_noise(stage: SecureStage | None, layout: Layout, count: int, noise: float, own: float | None) -> None:
+    """Refuses noise of so many steps that a secure sum of `count` uploads has no room for: noise of the server, or
+    (`own`) of each client, beside its own upload of at most `own` steps.
+    """
+    if isinstance(stage, Encrypted):
+        stage.sums.check(stage, layout, count, noise + (own or 0.0), own is not None)
+    elif stage is not None:
+        check_room(layout, count, noise / count if own is None else noise)
 
 
 def check_room(layout: Layout, count: int, noise: float) -> None:

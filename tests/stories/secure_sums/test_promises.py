@@ -318,7 +318,7 @@ def test_noise_of_the_server_is_one_noise(stage: SecureStage) -> None:
 @pytest.mark.one_fast
 @pytest.mark.parametrize("stage", [Encrypted("bfv"), Aggregated(2)], ids=["inside", "after opening"])
 def test_laplace_noise_for_coordinates_is_one_noise(stage: SecureStage) -> None:
-    """Who holds a key opens a noised sum: the noise went in before. Variance 2 beta^2, whose sample deviates by sqrt(5
+    """Who opens a sum opens a noised one: the noise went in before. Variance 2 beta^2, whose sample deviates by sqrt(5
     / D): false alarms 2e-9.
     """
     beta = 5e-3
@@ -326,25 +326,27 @@ def test_laplace_noise_for_coordinates_is_one_noise(stage: SecureStage) -> None:
     sums, raw = Sums(uplink), {k: {"w": torch.zeros(D, dtype=torch.float64)} for k in range(3)}
     found = float((sums.mean(raw, dict.fromkeys(raw, 1)).mean["w"] ** 2).mean())
     assert found == pytest.approx(2 * beta**2, rel=6 * math.sqrt(5 / D))
-    if isinstance(stage, Encrypted):
-        zero, given = (
-            {"w": torch.zeros(D, dtype=torch.float64)},
-            iter(sums.encoded(raw, dict.fromkeys(raw, 1), None).items()),
-        )
-        now = OpenRound(0, None, granted=[0, 1, 2])
-        summed, _ = SecureSum(uplink, "run")(now, given, None, [1.0] * 3, uplink, zero, Counter(2))
-        assert summed.noised
-        assert float(summed.total["w"].abs().double().mean()) > 0
+    zero, given = (
+        {"w": torch.zeros(D, dtype=torch.float64)},
+        iter(sums.encoded(raw, dict.fromkeys(raw, 1), None).items()),
+    )
+    now = OpenRound(0, None, granted=[0, 1, 2])
+    summed, _ = SecureSum(uplink, "run")(now, given, None, [1.0] * 3, uplink, zero, Counter(2))
+    assert summed.noised
+    assert float(summed.total["w"].abs().double().mean()) > 0
 
 
+@pytest.mark.parametrize("published", [False, True])
 def test_no_client_brings_a_masked_sum_to_where_another_decides_about_all_of_it(
-    monkeypatch: pytest.MonkeyPatch,
+    published: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One client knows all uploads and sends what nobody can check: the sum is the largest that its words hold. One
     step more of another client is then the smallest sum: 100 deviations of noise that is added behind the words.
     """
-    layout, steps, noise = Layout(), 1 << 20, gates.noise(neighbours="zero_out", multiplier=5.0)
-    uplink, zero = Uplink((Clip(1.0), Aggregated(2)), (noise,)), {"w": torch.zeros(D, dtype=torch.float64)}
+    layout, steps, wide = Layout(), 1 << 19, 0.2 if published else 5.0  # the scale of the noise
+    noise = CoordinateLaplace(0.1, 1.0) if published else gates.noise(neighbours="zero_out", multiplier=wide)
+    clip = ClipCoordinates(0.1) if published else Clip(1.0)
+    uplink, zero = Uplink((clip, Aggregated(2)), (noise,)), {"w": torch.zeros(D, dtype=torch.float64)}
 
     def unguarded(self: Participant, words: Any) -> Any:
         return np.append(words, 1).astype(np.uint32)
@@ -359,7 +361,7 @@ def test_no_client_brings_a_masked_sum_to_where_another_decides_about_all_of_it(
         assert len(summed.who) == 3
         seen = uplink.receive(summed, zero, [1.0] * 3, 3.0, None, Counter(2)).mean["w"]
         below.append(float((seen < 0).double().mean()))
-    assert abs(below[0] - below[1]) <= steps / (5.0 * layout.scale)  # not 0 or 1, which tells the two apart for sure
+    assert abs(below[0] - below[1]) <= steps / (wide * layout.scale)  # not 0 or 1, which tells the two apart for sure
 
 
 def test_all_shares_of_a_round_have_one_multiplier() -> None:

@@ -116,6 +116,24 @@ REFUSED: dict[str, tuple[str, Any, Table]] = {
         {"client": ["clip_coordinates", "weigh", "bfv"], "server": [{"name": "coordinate_laplace", "epsilon": 0.01}]},
         {},
     ),
+    "published noise that masked words leave no room for": (
+        "no-room-for-noise",
+        {
+            "client": ["clip_coordinates", "weigh", "secagg"],
+            "server": [{"name": "coordinate_laplace", "epsilon": 0.01}],
+        },
+        {},
+    ),
+    "noise of each client beyond its ciphertext": (
+        "no-room-for-noise",
+        [CLIP, "quantise", {**NOISE, "multiplier": 5.0}, "bfv"],
+        {},
+    ),
+    "noise of each client beyond its masked words": (
+        "no-room-for-noise",
+        [CLIP, "quantise", {**NOISE, "multiplier": 50.0}, "secagg"],
+        {},
+    ),
     "a sum that wraps around a plaintext": (
         "plaintext-overflow",
         [{"name": "quantise", "headroom": 12}, "bfv"],
