@@ -9,18 +9,25 @@ round and adds the integers of the others in clear: the same sum for a fraction 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from sordino.errors import EmptyRound, IntegrityError, KeyMismatch, SecureError, ServerHoldsKey, UnsoundGuarantee
+from sordino.errors import (
+    EmptyRound,
+    IntegrityError,
+    KeyMismatch,
+    MalformedCiphertext,
+    SecureError,
+    ServerHoldsKey,
+    UnsoundGuarantee,
+)
 from sordino.privacy.uplink.channels import EncryptedChannel, EncryptedPeers, OpenedSum, Stopwatch, Uploads
 from sordino.privacy.uplink.fixed_point import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.secagg import lattice, paillier, sealed
-from sordino.secagg.sealed import Public, Sealed, Secret
+from sordino.secagg.sealed import Public, Sealed, SealedHeader, Secret
 from sordino.secagg.sealed import unpack as unpack
 
 
@@ -93,7 +100,7 @@ class Ciphertexts:
             with watch("encrypt"):
                 sealed = public.encrypt(noise, t, self._layout, count=room).pack()
             with watch("add"):
-                server.take(sealed, expected)
+                server.take(sealed, replace(expected, count=room))
         opened = peers.decrypt(server.total().pack(), len(who))
         return nothing._replace(aborted=opened) if isinstance(opened, str) else nothing._replace(total=opened, who=who)
 
@@ -165,8 +172,16 @@ class Adder:
         """Refuses more uploads than the key can add, before anything is encrypted."""
         self._public.check(layout, count)
 
-    def take(self, message: bytes, expected: Any) -> None:
-        self._sum = [self._public.add([*self._sum, unpack(message, expected)])]
+    def take(self, message: bytes, expected: SealedHeader) -> None:
+        found = unpack(message, expected)
+        if found.header.count != expected.count:
+            raise MalformedCiphertext(
+                f"a message of {found.header.count} uploads came, expected {expected.count}",
+                why="it would take the room of others in the sum, and of the noise",
+                fix="ignore the message",
+                code="ciphertext-count",
+            )
+        self._sum = [self._public.add([*self._sum, found])]
 
     def total(self) -> Sealed:
         if not self._sum:

@@ -378,4 +378,18 @@ COUNTED_OR_NOT = [
         "tests/privacy/readers/test_sensitivity.py::"
         "test_many_small_gradients_of_words_in_half_precision_are_not_rounded_up",
     ),
+    one(
+        "a message counts as many uploads as it says",
+        "secagg/encrypted.py",
+        "if found.header.count != expected.count:",
+        "if False:",
+        "tests/stories/secure_sums/test_bytes.py::test_a_message_counts_as_one_upload_whatever_it_says[noised-2]",
+    ),
+    one(
+        "more room than a header can tell",
+        "privacy/uplink/fixed_point.py",
+        ", (1 << 32) - 1)",
+        ", 1 << 40)",
+        "tests/secagg/test_layout.py::test_noise_that_takes_all_the_room_of_the_widest_slots_comes_back[32]",
+    ),
 ]

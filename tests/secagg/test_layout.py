@@ -92,7 +92,16 @@ def test_numbers_without_a_fixed_point_name_client_and_place(bad: float) -> None
 
 @pytest.mark.parametrize(
     "fields",
-    [{"bits": 1}, {"bits": 33}, {"headroom": 0}, {"headroom": 33}, {"reach": 0.0}, {"reach": -1.0}, {"reach": np.inf}],
+    [
+        {"bits": 1},
+        {"bits": 33},
+        {"headroom": 0},
+        {"headroom": 33},
+        {"reach": 0.0},
+        {"reach": -1.0},
+        {"reach": np.inf},
+        {"reach": 1e-310},
+    ],
 )
 def test_impossible_layouts_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -132,6 +141,16 @@ def test_a_sum_of_integers_is_the_sums_of_the_values(case: tuple[Layout, int, np
 def test_as_many_as_fit_are_exact_at_the_extremes(value: int) -> None:
     one = pack(np.full(7, value), 5, LAYOUT)
     assert unpack([number * 256 for number in one], 256, 7, 5, LAYOUT).tolist() == [256 * value] * 7
+
+
+@pytest.mark.parametrize("bits", [2, 24, 32])
+def test_noise_that_takes_all_the_room_of_the_widest_slots_comes_back(bits: int) -> None:
+    """Of an empty round, which leaves the most: a header of 32 bits can tell how much."""
+    layout = Layout(bits, 32)
+    expected, most = replace(HEADER, layout=layout), layout.most
+    drawn = np.array([1, -1, 0]) * (most * (layout.offset - 1))
+    found = read(Sealed(replace(expected, count=most), b"").pack(), expected).header.count
+    assert unpack(pack(drawn, 3, layout, most), found, 3, 3, layout).tolist() == drawn.tolist()
 
 
 def test_the_largest_slot_is_the_largest_sum_and_one_more_corrupts_its_neighbour() -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from sordino import tree
 from sordino.device import here
-from sordino.errors import POSITIVE, DomainError, HeadroomExceeded, IntegrityError, NonFiniteUpdate, Range, check_range
+from sordino.errors import DomainError, HeadroomExceeded, IntegrityError, NonFiniteUpdate, Range, check_range
 from sordino.privacy.uplink.stages import Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
@@ -44,7 +44,7 @@ class Layout:
     def __post_init__(self) -> None:
         check_range("bits", self.bits, Range(least=2, most=32, whole=True), "layout-out-of-range")
         check_range("headroom", self.headroom, Range(least=1, most=32, whole=True), "layout-out-of-range")
-        check_range("the range of the fixed point", self.reach, POSITIVE, "not-positive")
+        check_range("the range of the fixed point", self.reach, Range(least=1e-30, most=1e30), "not-positive")
 
     @property
     def width(self) -> int:
@@ -62,8 +62,8 @@ class Layout:
 
     @property
     def most(self) -> int:
-        """Largest number of contributions that a slot can add."""
-        return ((1 << self.width) - 1) // ((1 << self.bits) - 1)
+        """Largest number of contributions that a slot can add, and a header of 32 bits can tell."""
+        return min(((1 << self.width) - 1) // ((1 << self.bits) - 1), (1 << 32) - 1)
 
     def check(self, count: int) -> None:
         if count > self.most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,18 @@ import pytest
 
 from sordino import config
 from sordino.engine import wire
-from sordino.errors import (
-    EmptyClient,
-)
-from sordino.privacy.uplink.fixed_point import Layout
+from sordino.errors import EmptyClient, SecureError
+from sordino.privacy.uplink.channels import Stopwatch
+from sordino.privacy.uplink.fixed_point import Ints, Layout
 from sordino.privacy.uplink.secure_stages import (
     Aggregated,
     Encrypted,
 )
 from sordino.runs.run import start
-from sordino.secagg.encrypted import Adder, Ciphertexts
+from sordino.secagg.encrypted import Adder, Ciphertexts, PeersHere
 from sordino.secagg.mask_protocol import Aggregator
 from sordino.secagg.masked import Masks
-from tests.stories.secure_sums.sums import CLIENTS, TEST_KEY, Watched, made
+from tests.stories.secure_sums.sums import CLIENTS, TEST_KEY, Watched, key_for_tests, made
 
 
 # ---------------------------------------------------------------- how much travels
@@ -90,6 +90,31 @@ def test_masked_uploads_are_as_long_as_the_model() -> None:
         found = Masks(Aggregated(), layout, "run").sum(0, ((k, zeros) for k in range(4)), range(4), size, None)
         cost[size] = found.payload
     assert cost[5000] - cost[1000] == 4 * 4000
+
+
+@pytest.mark.parametrize("count", [0, 2, 256])
+@pytest.mark.parametrize("noise", [None, np.array([5, -6, 7])], ids=["exact", "noised"])
+def test_a_message_counts_as_one_upload_whatever_it_says(noise: Ints | None, count: int) -> None:
+    """The server's noise takes all the room that uploads leave: one that says it is two left none, and ended the run
+    of all.
+    """
+    stage, layout, gone = Encrypted("paillier", 2048, testing=True), Layout(), dict[int, str]()
+    holder = key_for_tests()
+
+    class Peers(PeersHere):
+        def uploads(self) -> Iterator[tuple[int, bytes | None]]:
+            for k, values in self.integers:
+                said = count if k == 1 else 1
+                yield k, holder.public.encrypt(values, self.t, self.layout, count=said).pack()
+
+        def absent(self, client: int, error: SecureError) -> None:
+            gone[client] = error.code
+
+    uploads = [(k, np.full(3, k - 1)) for k in range(3)]
+    peers = Peers(stage, layout, holder, 0, uploads, np.zeros(3, np.int64), Stopwatch())
+    found = Ciphertexts(stage, layout).add(0, holder.public, peers, 3, 3, noise)
+    assert (found.who, gone) == ([0, 2], {1: "ciphertext-count"})
+    assert found.total.tolist() == ([0] * 3 if noise is None else noise.tolist())
 
 
 def test_a_client_without_examples_is_refused_before_the_run(tmp_path: Path) -> None:
