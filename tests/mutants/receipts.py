@@ -228,4 +228,11 @@ RECEIPTS = [
         "noise, False)",
         "tests/stories/secure_sums/test_refused.py::test_it_does_not_start[noise of each client beyond its ciphertext]",
     ),
+    one(
+        "errors of a ckks sum are as good as the noise in it",
+        "privacy/uplink/secure_stages.py",
+        '* (rounded and self.scheme == "ckks")',
+        "* False",
+        "tests/stories/secure_sums/test_promises.py::test_what_each_adversary_is_promised[server-ckks, shared]",
+    ),
 ]
