@@ -116,6 +116,7 @@ class OpenSum:
 
     t: int
     clients: int  # number of uploads in the sum, without what the server has added
+    size: int = 0  # numbers of an upload, where compression rates follow from earlier sums, which the holder forgets
     do: Literal["open"] = "open"
     messages = 1
 

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from sordino import tree
 from sordino.engine.commands import Accepted, Answer, Begin, Done, End, OpenSum, Publish, Refused, read_command
-from sordino.engine.executor import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import LedgerPosition
@@ -140,7 +140,9 @@ class KeyHolder(Responder):
         setup = self.whole.phases[stage]
         algorithm, grid = setup.algorithm, setup.algorithm.uplink.grid
         assert grid is not None
-        size = words_of(algorithm, setup.task, command.t, algorithm.broadcast(setup.state("server")))
+        uplink, zero = algorithm.uplink, algorithm.zero(setup.task, algorithm.broadcast(setup.state("server")))
+        largest = tree.size(uplink.shape(zero))  # at the highest rates
+        size = command.size if uplink.learns and 0 < command.size <= largest else largest
         expected = self._secret.public.header(command.t, size, grid.layout)
         total = secure.sums.unpack(bytes(message.bodies[0]), expected)
         if (least := secure.least(0)) > command.clients or command.clients > total.header.count:

@@ -280,7 +280,7 @@ class EncryptedSum(SumAtSites):
         return ((k, bytes(one)) for k, one in self._sites.collected(self._t, self._down, self._terms))
 
     def decrypt(self, total: bytes, count: int) -> Ints | str:
-        answers = self._sites.exchange({HOLDER: (OpenSum(self._t, count), [total])})
+        answers = self._sites.exchange({HOLDER: (OpenSum(self._t, count, self._size), [total])})
         if HOLDER not in answers:
             return f"the {HOLDER} has not opened the sum"
         body = b"".join(answers[HOLDER].bodies)

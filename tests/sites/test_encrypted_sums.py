@@ -38,25 +38,21 @@ from sordino.transport import request_handler
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.in_process import InProcess
 from tests.helpers.scripted_messages import Play, code, silent
-from tests.stories.secure_sums.sums import TEST_KEY, Table, key_for_tests, made, rows
+from tests.stories.secure_sums.sums import CLIP, TEST_KEY, Table, key_for_tests, made, rows
 
 AUTHORITY: Table = {"keys": "authority", "at_least": 4}
 BFV: Table = {"name": "bfv", **AUTHORITY}
 NOISED: Table = {
-    "uplink": {
-        "client": [{"name": "clip", "radius": 1.0}, BFV],
-        "server": [{"name": "noise", "neighbours": "zero_out"}],
-    },
+    "uplink": {"client": [CLIP, BFV], "server": [{"name": "noise", "neighbours": "zero_out"}]},
     "privacy": {"epsilon": 8.0, "delta": 1e-3},
 }
 HIDDEN: Table = {
     "partition": {"scheme": "iid", "clients": 60},
     "cohort": {"name": "poisson", "rate": 0.5},
-    "uplink": {
-        "client": [{"name": "clip", "radius": 0.5}, {"name": "noise_share", "survivors": 8}, {"name": "secagg"}],
-    },
+    "uplink": {"client": [{"name": "clip", "radius": 0.5}, {"name": "noise_share", "survivors": 8}, "secagg"]},
     "privacy": {"epsilon": 8.0, "delta": 1e-3},
 }
+STEEP: Table = {"rounds": 4, "model": {"name": "mlp"}, "algorithm": {"lr": 1.0, "local_steps": 20}}
 FIVE = [f"site-{k}" for k in range(5)]
 
 
@@ -104,8 +100,12 @@ def one_round(**tables: Any) -> Experiment:
     [
         pytest.param(made(**NOISED, rounds=1), id="noise of the server"),
         *(
-            pytest.param(made("weigh", stage), id=name, marks=pytest.mark.slow)
-            for name, stage in (("bfv", BFV), ("paillier", {**TEST_KEY, **AUTHORITY}))
+            pytest.param(made("weigh", *stages, **tables), id=name, marks=pytest.mark.slow)
+            for name, stages, tables in (
+                ("bfv", [BFV], {}),
+                ("paillier", [{**TEST_KEY, **AUTHORITY}], {}),
+                ("rates that change", [{"name": "block_sum", "rate": "dynamic"}, BFV], STEEP),
+            )
         ),
     ],
 )
