@@ -39,6 +39,7 @@ from sordino.privacy.uplink.stages import Clip, ClipLayers, Noise, Weigh
 from sordino.runs.simulation import simulated
 from sordino.sampling import by_budget
 from sordino.sampling.draws import Stragglers
+from sordino.sites.key_holder import pinned
 from sordino.types import Bound, LocalWork
 from tests.privacy.doubles import linear
 from tests.privacy.unsafe_parts import (
@@ -100,6 +101,7 @@ CALLS: dict[str, Call] = {
     "one upload of a sum with published noise": Call(
         "aggregate-only", lambda: single_uploads(Uplink((ClipCoordinates(),), (CoordinateLaplace(),)))
     ),
+    "a digest of a key, copied with a stray character": Call("other-public-key", lambda: pinned(b"key", "\xa0af3c")),
     "a gradient read twice": Call("read-beyond-reservation", lambda: read_batches(LocalWork(1, None, None), times=2)),
     "one of several disjoint batches read twice": Call(
         "read-beyond-reservation", lambda: read_batches(LocalWork(1, None, 2), times=2)
