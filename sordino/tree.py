@@ -226,6 +226,26 @@ def norm(a: Tree, order: float = 2) -> Tensor:
     return total
 
 
+class RunningSum:
+    """Sum of many tensors in float64, where noise hides one of them. What each addition rounds away is added at the
+    end, or one tensor would decide how all later ones are rounded: of 300,000 clips one moves a plain sum by
+    1.0000014. Proof: n terms of length 1 are off by n 2^-53 (Ogita, Rump and Oishi 2005), less than half the slack of
+    a clip up to 10^9 of them.
+    """
+
+    def __init__(self, zero: Tensor) -> None:
+        self._sum, self._lost = zero, torch.zeros_like(zero)
+
+    def add(self, leaf: Tensor) -> None:
+        before, x = self._sum, dense(leaf)
+        self._sum = before + x
+        arrived = self._sum - before
+        self._lost += (x - arrived) + (before - (self._sum - arrived))  # exact: Knuth's two-sum
+
+    def sum(self) -> Tensor:
+        return self._sum + self._lost
+
+
 def size(a: Tree) -> int:
     """The number of coordinates."""
     return sum(leaf.numel() for leaf in leaves(a))

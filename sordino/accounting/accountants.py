@@ -309,7 +309,12 @@ def sampled_multiplier(
         while deficit > 0:
             low, excess, high = high, deficit, 2 * high
             if high > 1e9:
-                raise _out_of_reach(accountant, epsilon, delta, "noise multiplier below 1e9")
+                raise UnsoundGuarantee(
+                    f"no noise multiplier below 1e9 gives ({epsilon:g}, {delta:g}) by the {accountant} accountant",
+                    why="the conversion of this accountant to epsilon alone costs more than the whole budget",
+                    fix="set a larger epsilon or delta, or plan fewer releases",
+                    code="budget-out-of-reach",
+                )
             deficit = over(high, guess)
         while excess <= 0:
             high, deficit, low = low, excess, low / 2
@@ -349,15 +354,6 @@ def _crossing(over: Callable[[float], float], low: float, excess: float, high: f
 def _times(releases: int) -> int:
     check_range("releases", releases, COUNT, "releases-not-positive", error=InvalidBudget)
     return int(releases)
-
-
-def _out_of_reach(accountant: str, epsilon: float, delta: float, what: str) -> UnsoundGuarantee:
-    return UnsoundGuarantee(
-        f"no {what} gives ({epsilon:g}, {delta:g}) by the {accountant} accountant",
-        why="the conversion of this accountant to epsilon alone costs more than the whole budget",
-        fix="set a larger epsilon or delta, or plan fewer releases",
-        code="budget-out-of-reach",
-    )
 
 
 def of_one_change(promise: Callable[[float], tuple[float, float]], delta: float, number: int) -> tuple[float, float]:

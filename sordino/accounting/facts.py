@@ -28,16 +28,10 @@ from sordino.errors import RunError, damaged
 from sordino.version import __version__
 
 F = TypeVar("F", bound="Fact")
-
-
-def _to_file(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"
-
-
 Epsilon = Annotated[
     NonNegativeFloat,
     BeforeValidator(lambda value: math.inf if value == "inf" else value),
-    PlainSerializer(_to_file),
+    PlainSerializer(lambda value: value if math.isfinite(value) else "inf"),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}),
 ]
 Number = int | float  # written as it is: a count stays a count

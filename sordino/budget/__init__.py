@@ -298,7 +298,12 @@ class Adaptive:
         one included; `stalled`: the last update was no larger than its noise, so the share grows.
         """
         if left < 1 or remaining <= 0:
-            raise _exhausted()
+            raise BudgetExhausted(
+                "nothing is left of this client's budget",
+                why="all planned participations of this client are over, and a spent budget never comes back",
+                fix="let this client take no further part",
+                code="budget-exhausted",
+            )
         uniform = 1 / _count(participations)
         wanted = history[-1] * (1 + self.growth * stalled) if history else self.start * uniform
         return max(0.0, min(wanted, remaining - (left - 1) * self.floor * uniform))
@@ -347,15 +352,6 @@ def _too_much(what: str) -> InvalidBudget:
         why="a schedule only divides the budget, it cannot make it larger",
         fix="lower the values, or give them as weights (absolute = false)",
         code="shares-exceed-the-budget",
-    )
-
-
-def _exhausted() -> BudgetExhausted:
-    return BudgetExhausted(
-        "nothing is left of this client's budget",
-        why="all planned participations of this client are over, and a spent budget never comes back",
-        fix="let this client take no further part",
-        code="budget-exhausted",
     )
 
 

@@ -4,10 +4,11 @@ A sum in float32 is rounded after every addition. One row that moves it past a p
 are rounded: of 100,000 rows one then moves the sum by 96 clips in place of 2 (Casacuberta, Shoemate, Vadhan and
 Wagaman, CCS 2022). Seeded noise protects nobody, so a simulation adds up in the dtype of the rows, which is faster.
 
-Guarantees: rounding moves a sum of up to 10^8 contributions by less than half the slack of their clip. Proof: halves
-are added until a part has m = ROWS rows. A part is off by m^2 2^-53 clips; a sum of positions, whose own products may
-be 724 times as long as a clip (`Positions.norms`), by 3e-7, since it has fewer rows; the log2(n / m) sums of parts by
-n 2^-53 clips each.
+Guarantees: as a row is replaced, rounding moves a sum of up to 10^8 contributions by less than half the slack of their
+clip. Proof: halves are added until a part has m = ROWS rows. A part is off by m^2 2^-53 clips; a sum of positions,
+whose own products may be 724 times as long as a clip (`Positions.norms`), by 3e-7, since it has fewer rows; the
+log2(n / m) sums of parts by n 2^-53 clips each. A row that is missing makes other parts, n / m of them: without such
+products the same holds for 4 10^6 contributions.
 """
 
 from __future__ import annotations

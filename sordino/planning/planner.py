@@ -248,7 +248,8 @@ class Planner:
         """Larger federations of the same kind, in which the noise becomes small relative to the signal. `at_delta`:
         plan for another delta; without it only federations with the same delta.
         """
-        offer, noise, delta, sizes = self.phase.plan.offer, self.expected_noise, self._delta, self.phase.public.sizes
+        offer, noise, sizes = self.phase.plan.offer, self.expected_noise, self.phase.public.sizes
+        delta = self.phase.experiment.privacy.delta
         if offer is None or noise is None:
             return []
         units = 1 if offer.subject.unit == "client" else -(-sum(sizes) // len(sizes))
@@ -268,14 +269,11 @@ class Planner:
         calibrates nothing new."""
         if self.expected_noise is None:
             return []
-        same = [way for way in self.loud_enough() if way.delta == self._delta]
-        ways = [*ways_out(same, self._delta), "`sordino privacy plan` compares what would help."]
+        delta = self.phase.experiment.privacy.delta
+        same = [way for way in self.loud_enough() if way.delta == delta]
+        ways = [*ways_out(same, delta), "`sordino privacy plan` compares what would help."]
         text = warning(self.expected_noise.ratio, ways)
         return [text] if text else []
-
-    @property
-    def _delta(self) -> float:
-        return self.phase.experiment.privacy.delta
 
 
 # noise / largest signal of one round: above LOUD mostly noise is seen, below QUIET a signal is clear

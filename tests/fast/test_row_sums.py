@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,10 +16,14 @@ from torch import Tensor
 from sordino.fast.factored import Product, dense
 from sordino.fast.row_sums import ROWS, RowSum, of_positions, wide
 from sordino.privacy.noise import GaussianNoise
-from sordino.privacy.noise.sources import SystemNoise
+from sordino.privacy.noise.sources import Counter, SystemNoise
+from sordino.privacy.readers.class_sums import class_sums
+from sordino.privacy.readers.episodes import CellGradient, NoisyEpisode
 from sordino.privacy.readers.layer_gradients import Elementwise, Lookup, OuterProduct, Positions, Side
 from sordino.privacy.readers.per_example_gradients import slow_sum
-from sordino.types import Examples, Params
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise
+from sordino.types import Examples, Grant, Params, Task
 
 COUNT, LARGE = 30_000, 8192  # a power of two, around which the sum of the first rows lies
 PLAIN = {"weight": torch.ones(COUNT), "bias": torch.ones(COUNT)}
@@ -119,3 +126,45 @@ def test_a_product_is_added_in_float64() -> None:
     assert wide(Product(left, right)).dtype == torch.float64
     assert torch.equal(wide(Product(left, right)), wide(RowSum(lambda a, b: a.t() @ b, left, right)))
     assert wide(Product(left)).dtype == torch.float32  # no sum that noise is added to
+
+
+# sums of many terms in float64, where one term may be missing -----------------------------------------------------------
+
+STEP = 2.0**-44  # of float64 below 512; above, tensors of three of them are rounded, all in one direction
+TERMS = torch.tensor([0.75] * 682 + [3 * STEP] * 200)  # without the first one they stay below 512
+
+
+def uploads(v: Tensor) -> Tensor:
+    uplink = Uplink(client=(Clip(1.0),), server=(Noise(neighbours="zero_out"),))
+    total: Tensor = uplink.sum(enumerate(v[:, None]), torch.zeros(1)).total
+    return total
+
+
+def alone(v: Tensor) -> Tensor:
+    """Gradients of rows of which one may be missing: each in a pass of its own."""
+    params, none = {"w": torch.zeros(1)}, torch.zeros(len(v))
+    rows = Examples(v[:, None], none)
+    return wide(slow_sum(lambda p, x, y, keys: x @ p["w"], params, rows, none.long(), 1.0, 2, solo=True)["w"])
+
+
+def of_a_class(v: Tensor) -> Tensor:
+    return class_sums(lambda x: x.double(), Examples(v[:, None], torch.zeros(len(v), dtype=torch.long)), 1)[0]
+
+
+def cells(v: Tensor) -> Tensor:
+    """Gradients of cells of two equal examples, with next to no noise."""
+    own = list(enumerate(Examples(one.expand(2, 1), torch.zeros(2, dtype=torch.long)) for one in v.double()))
+    grant = Grant(0, 2 * len(v), 2 * len(v), Counter(0), 1e-18)
+    task = SimpleNamespace(still=lambda *asked, params: nullcontext())
+    episode = NoisyEpisode(CellGradient(1.0, cells=1, rate=1.0), own, grant, cast("Task", task), 0, 0)
+    return episode.grad(lambda p, support, query, keys: (query.x @ p["w"]).sum(), {"w": torch.zeros(1).double()})["w"]
+
+
+@pytest.mark.parametrize("way", [uploads, alone, of_a_class, cells])
+def test_a_term_moves_a_sum_by_its_own_length_wherever_the_sum_is(way: Callable[[Tensor], Tensor]) -> None:
+    first = 0.75
+    change = float(way(torch.cat([torch.tensor([first]), TERMS])) - way(TERMS))
+    assert abs(change - first) <= 2 * STEP
+    # the broken twin: float64 alone, one after another
+    twin = float(np.cumsum([first, *TERMS.tolist()])[-1] - np.cumsum(TERMS.double().numpy())[-1])
+    assert twin - first == pytest.approx(200 * STEP, rel=0.02)

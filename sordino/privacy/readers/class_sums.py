@@ -18,6 +18,7 @@ from sordino.keys import Key
 from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers import ClippedReader, GuardedShard, alone, check_unread, may_be_missing, taken
 from sordino.privacy.uplink.stages import SLACK
+from sordino.tree import RunningSum
 from sordino.types import Examples, Grant, LocalWork, Shard, Task, Tensor
 
 ROWS = 256  # of a statistic at a time
@@ -29,8 +30,11 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
     counts = torch.bincount(examples.y, minlength=classes).double()
     if not found:  # a row that does not count says how wide it is
         found = [of(examples.x.new_zeros(1, *examples.x.shape[1:])).double()[:0]]
-    z = torch.cat(found)
-    return z.new_zeros(classes, z.shape[1]).index_add(0, examples.y, z), counts
+    zero = found[0].new_zeros(classes, found[0].shape[1])
+    total = RunningSum(zero)
+    for labels, z in zip(torch.split(examples.y, ROWS), found, strict=True):
+        total.add(zero.index_add(0, labels, z))
+    return total.sum(), counts
 
 
 @dataclass(frozen=True)

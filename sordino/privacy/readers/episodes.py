@@ -254,13 +254,14 @@ class NoisyEpisode:
         check_unread(self._read, "an episode", "call grad once per episode")
         self._read = True
         reader, clip = self._reader, Clip(self._reader.clip)
-        total = tree.map(torch.Tensor.double, tree.zeros_like(params))
+        total = {name: tree.RunningSum(torch.zeros_like(p, dtype=torch.float64)) for name, p in params.items()}
         with self._task.still(loss, params=params):
             for number, cell in self._cells:
-                total = tree.add(total, clip.encode(self._of(cell, number, loss, params), Bound(), self._grant))
-        multiplier = reader.used(self._grant.multiplier)
+                for name, g in clip.encode(self._of(cell, number, loss, params), Bound(), self._grant).items():
+                    total[name].add(g)
+        scale = reader.used(self._grant.multiplier) * reader.sensitivity
         source = self._grant.source.child("read", self._step)
-        noisy = {n: reader.mechanism.add(v, multiplier * reader.sensitivity, source.child(n)) for n, v in total.items()}
+        noisy = {n: reader.mechanism.add(each.sum(), scale, source.child(n)) for n, each in total.items()}
         return {name: (value / reader.denominator).to(params[name].dtype) for name, value in noisy.items()}
 
     def _of(self, cell: Examples, number: int, loss: EpisodeLoss, params: Params) -> Params:

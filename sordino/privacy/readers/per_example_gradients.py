@@ -26,6 +26,7 @@ from sordino.fast.row_sums import rounded, weighed
 from sordino.privacy.readers import gradient
 from sordino.privacy.readers.layer_gradients import RULES, Side, joined, norm_of, only
 from sordino.privacy.uplink.stages import clip_factor
+from sordino.tree import RunningSum
 from sordino.types import Examples, Losses, Params
 
 CHUNK_FLOATS = 64_000_000  # of gradients of single examples, in the slow path, at a time
@@ -209,7 +210,7 @@ def slow_sum(
     """
     size = sum(value.numel() for value in params.values())
     step = 1 if solo else max(1, CHUNK_FLOATS // max(size, 1))
-    total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in params.items()}
+    total = {name: RunningSum(torch.zeros_like(value, dtype=torch.float64)) for name, value in params.items()}
     for i in range(0, len(batch.y), step):
         some = slice(i, i + step)
         x = batch.x[some].clone() if solo else batch.x[some]
@@ -219,8 +220,8 @@ def slow_sum(
         finite = None if bool(good.all()) else good
         for name, g in grads.items():
             weights = clip_factor(norms, clip, g.dtype)
-            total[name] = total[name] + weighed(weights, only(finite, g)).wide()
-    return {name: rounded(value, params[name].dtype) for name, value in total.items()}
+            total[name].add(weighed(weights, only(finite, g)).wide())
+    return {name: rounded(value.sum(), params[name].dtype) for name, value in total.items()}
 
 
 def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> tuple[Params, dict[str, float]]:
