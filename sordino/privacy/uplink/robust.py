@@ -35,8 +35,7 @@ from sordino.types import Tensor
 if TYPE_CHECKING:
     from sordino.privacy.uplink.rules import UplinkStages
 
-Rows = list[Tensor]  # of each leaf what all clients sent: [clients, ...], in float64
-WHOLE = Range(least=0, whole=True)
+Rows = list[Tensor]  # of each leaf what all clients sent: [clients, numbers], in float64
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class RobustStage(Stage, ABC):
 
     def __post_init__(self) -> None:
         why = "it counts the false uploads of a round"
-        check_range("f of a robust sum", self.f, WHOLE, "attackers-out-of-range", why=why)
+        check_range("f of a robust sum", self.f, Range(least=0, whole=True), "attackers-out-of-range", why=why)
 
     reads_each = True
 
@@ -134,17 +133,15 @@ class NormBound(RobustStage):
     ends = False
 
     def kept(self, rows: Rows) -> Rows:
-        lengths = torch.stack([leaf.flatten(1).square().sum(1) for leaf in rows]).sum(0).sqrt()
+        lengths = torch.stack([leaf.square().sum(1) for leaf in rows]).sum(0).sqrt()
         radius = float(lengths.sort().values[(len(lengths) - 1) // 2]) if self.radius is None else self.radius
         factors = clip_factor(lengths, radius, torch.float64)
-        return [leaf * factors.view(-1, *[1] * (leaf.dim() - 1)) for leaf in rows]
+        return [leaf * factors[:, None] for leaf in rows]
 
 
 def distances(rows: Rows) -> Tensor:
     """Squared distances between all uploads, from differences, so that a huge upload costs the others no precision."""
-    return torch.stack(
-        [torch.stack([(leaf - one).flatten(1).square().sum(1) for one in leaf]) for leaf in rows if leaf.numel()]
-    ).sum(0)
+    return torch.stack([torch.stack([(leaf - one).square().sum(1) for one in leaf]) for leaf in rows]).sum(0)
 
 
 def _middle(leaf: Tensor, cut: int) -> Tensor:
@@ -157,30 +154,18 @@ def robust_mean(
     """The robust estimate of the mean of uploads that their clients have multiplied by their weights; zeros where there
     are fewer uploads than the theory needs.
     """
-    empty = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), template)
     if len(uploads) < fewest(stages):
-        return empty
-    each = [tree.leaves(tree.formed(upload)) for upload in uploads]
-    each = [[torch.zeros_like(leaf) for leaf in one] if not _finite(one) else one for one in each]
-    shares = torch.tensor(weights, dtype=torch.float64)
-    rows = [_unweighed(torch.stack(leaves).double(), shares) for leaves in zip(*each, strict=True)]
+        return tree.zeros_like(template)
+    pairs = zip(map(tree.formed, uploads), weights, strict=True)
+    each = [tuple(leaf.flatten().double() / weight for leaf in tree.leaves(upload)) for upload, weight in pairs]
+    kept = [one if tree.finite(one) else tree.zeros_like(one) for one in each]
+    rows = [torch.stack(leaves) for leaves in zip(*kept, strict=True)]
     for stage in stages:
         rows = stage.kept(rows)
     if not any(stage.ends for stage in stages) and len(set(weights)) > 1:  # only a bound on lengths can be weighed
-        rows = [(leaf * _along(shares / shares.mean(), leaf)) for leaf in rows]
-    return tree.like(empty, [leaf.mean(0) for leaf in rows])
-
-
-def _finite(leaves: Sequence[Tensor]) -> bool:
-    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves)
-
-
-def _unweighed(rows: Tensor, weights: Tensor) -> Tensor:
-    return rows if bool((weights == 1).all()) else rows / _along(weights, rows)
-
-
-def _along(weights: Tensor, rows: Tensor) -> Tensor:
-    return weights.view(-1, *[1] * (rows.dim() - 1))
+        shares = torch.tensor(weights, dtype=torch.float64)
+        rows = [leaf * (shares / shares.mean())[:, None] for leaf in rows]
+    return tree.unflat(torch.cat([leaf.mean(0) for leaf in rows]), template)
 
 
 def fewest(stages: Sequence[RobustStage]) -> int:

@@ -29,7 +29,7 @@ from sordino.tree import Tree
 from sordino.types import Params
 
 Array = NDArray[np.float64]
-ZERO = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
+ZERO = {"a": torch.zeros(3), "b": torch.zeros(2, 2), "c": torch.zeros(()), "d": torch.zeros(0)}
 N, F = 9, 2
 
 CHAINS: dict[str, tuple[RobustStage, ...]] = {
@@ -48,7 +48,7 @@ ROBUST = [name for name in CHAINS if not name.startswith("bounded")]
 
 
 def honest(count: int = N, seed: int = 0) -> list[Params]:
-    rows = torch.from_numpy(np.random.default_rng(seed).normal(0.3, 1.0, (count, 7))).float()
+    rows = torch.from_numpy(np.random.default_rng(seed).normal(0.3, 1.0, (count, 8))).float()
     return [tree.unflat(row, ZERO) for row in rows]
 
 
@@ -179,7 +179,7 @@ def test_each_coordinate_stays_between_the_honest_ones(name: str, cases: int) ->
         count = int(draw.integers(1, 14))
         f = int(draw.integers(0, (count - 1) // 2 + 1))
         good = honest(count - f, int(draw.integers(1 << 30)))
-        numbers = torch.from_numpy(draw.choice(worst, (f, 7))).float()
+        numbers = torch.from_numpy(draw.choice(worst, (f, 8))).float()
         false = [tree.unflat(row, ZERO) for row in numbers]
         sent = [*good, *false]
         mixed_up = [sent[i] for i in draw.permutation(count)]
@@ -215,6 +215,17 @@ def test_a_weighed_bound_bounds_the_upload_and_not_its_weight() -> None:
     found = mean((NormBound(1, radius=1.0),), sent, (Weigh(),), weights)
     by_hand = np.average(bounded(rows(uploads), 1.0), axis=0, weights=weights)
     assert found.numpy() == pytest.approx(by_hand, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_no_number_of_a_false_upload_gets_past_a_weighed_bound(dtype: torch.dtype) -> None:
+    """Without its small weight the largest float64 is infinite."""
+    zero, weights = tree.map(lambda leaf: leaf.to(dtype), ZERO), [1.0, 1.0, 1e-3]
+    uplink, good = Uplink(client=(Weigh(),), server=(NormBound(1, radius=1.0),)), [zero, zero]
+    for number in (torch.finfo(dtype).max, math.inf, math.nan, torch.finfo(dtype).tiny):
+        false = tree.map(lambda leaf, number=number: torch.full_like(leaf, number), zero)
+        seen = uplink.receive(dict(enumerate([*good, false])), zero, weights, 1.0, None, Counter(0), each=False)
+        assert float(tree.norm(seen.mean)) <= 1.0 * 1e-3 / 2
 
 
 def test_too_few_uploads_change_nothing() -> None:
