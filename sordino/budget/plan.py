@@ -24,7 +24,7 @@ from sordino.budget import Adaptive, Schedule, Uniform, below_unit, integer_shar
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.types import Offer, Unit
 
-ADAPTS = "assumes that no release decides what later rounds spend; epsilon {:g}, the whole budget, holds in any case"
+ADAPTS = "no release decides what later rounds spend; epsilon {0.epsilon} per {1.unit} ({1.neighbours}) always holds"
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Plan:
 
     def conditions(self, unit: Unit) -> tuple[str, ...]:
         """Extra conditions of a guarantee for this unit that follow from the plan, as with a schedule that adapts."""
-        paid = self.offer is not None and self.offer.subject.unit == unit
-        return (ADAPTS.format(self.budget.epsilon),) if self.budget is not None and self.adapts and paid else ()
+        subject = self.offer and self.offer.subject
+        return (ADAPTS.format(self.budget, subject),) if self.adapts and subject and subject.unit == unit else ()
 
     @property
     def currency(self) -> Currency:
