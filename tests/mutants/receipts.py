@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import one
 
 VERIFY = "tests/receipts/test_verify.py"
+SPENDING = "tests/runs/test_spending.py"
+LONG = "tests/fast/test_row_sums.py::test_a_term_moves_a_sum_by_its_own_length_wherever_the_sum_is"
 
 
 RECEIPTS = [
@@ -229,11 +231,46 @@ RECEIPTS = [
         "tests/stories/secure_sums/test_refused.py::test_it_does_not_start[noise of each client beyond its ciphertext]",
     ),
     one(
-        "errors of a ckks sum are as good as the noise in it",
-        "privacy/uplink/secure_stages.py",
-        '* (rounded and self.scheme == "ckks")',
-        "* False",
-        "tests/stories/secure_sums/test_promises.py::test_what_each_adversary_is_promised[server-ckks, shared]",
+        "a number that is infinite without its weight counts in a robust sum",
+        "privacy/uplink/robust.py",
+        "one if tree.finite(one) else tree.zeros_like(one)",
+        "one",
+        "tests/privacy/uplink/test_robust.py::test_no_number_of_a_false_upload_gets_past_a_weighed_bound",
+    ),
+    one(
+        "a sum of many uploads forgets what its additions round away",
+        "tree.py",
+        "return self._sum + self._lost",
+        "return self._sum",
+        *(f"{LONG}[{way}]" for way in ("uploads", "alone", "of_a_class", "cells")),
+    ),
+    one(
+        "uploads behind noise are added like those without",
+        "privacy/uplink/__init__.py",
+        "(tree.RunningSum if private(self.server) else Total)(leaf)",
+        "Total(leaf)",
+        f"{LONG}[uploads]",
+    ),
+    one(
+        "sums per class are taken over all rows in one go",
+        "privacy/readers/class_sums.py",
+        "ROWS = 256",
+        "ROWS = 1 << 30",
+        f"{LONG}[of_a_class]",
+    ),
+    one(
+        "the budget of a client is said to hold for each of its examples",
+        "budget/plan.py",
+        "per {1.unit} ({1.neighbours}) always",
+        "always",
+        f"{SPENDING}::test_what_holds_in_any_case_is_said_of_the_unit_that_pays",
+    ),
+    one(
+        "whoever looks at releases may end a run, and its receipt is silent",
+        "receipts/receipt.py",
+        "hyper-parameters, or when a run ends, by",
+        "hyper-parameters by",
+        f"{SPENDING}::test_a_receipt_says_that_no_release_may_end_a_run",
     ),
     one(
         "a holder that opens no sum once rates have changed",

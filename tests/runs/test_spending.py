@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sordino import config
+from sordino.accounting.gaussian_dp import delta_of, epsilon_of, mu_of
 from sordino.accounting.statement import statement
 from sordino.budget.plan import Price
 from sordino.engine.server import FederatedServer
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE
+from sordino.receipts.receipt import TUNING
 from sordino.round import one_round
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
@@ -88,6 +92,33 @@ def test_spending_that_follows_from_releases_is_not_called_proved(schedule: str,
     rows = [row for row in statement([e.note for e in federation.entries()], 5, 1e-5) if row.unit == "example"]
     assert {row.status for row in rows} == {status}
     assert all(("epsilon 4" in "".join(row.because)) == (status == "conditional") for row in rows)
+
+
+def test_what_holds_in_any_case_is_said_of_the_unit_that_pays() -> None:
+    """An example that is replaced may turn its client's upload around: the sum moves by twice what the noise was made
+    for, and the client's own epsilon does not hold for it."""
+    uplink = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "zero_out"}]}
+    privacy = {"epsilon": 4.0, "schedule": {"name": "adaptive"}}
+    federation, _ = spend(simulated(experiment({"name": "fedavg"}, rounds=9, uplink=uplink, privacy=privacy)))
+    found = statement([entry.note for entry in federation.entries()], 5, 1e-5)
+    rows = [row for row in found if row.adversary == "public"]
+    assert [(row.unit, row.neighbours) for row in rows] == [("example", "replace"), ("client", "zero_out")]
+    for row in rows:
+        assert [reason for reason in row.because if "per client (zero_out) always holds" in reason]
+    assert rows[0].epsilon > 4 > rows[1].epsilon
+    assert epsilon_of(2 * mu_of(4.0, 1e-5), 1e-5) > 8  # so much may be lost of an example
+
+
+def test_a_receipt_says_that_no_release_may_end_a_run(tmp_path: Path) -> None:
+    """Whoever goes on to a second round only where the first one has told little loses more than delta."""
+    mu, delta = 1.0, 1e-5
+    first, both = (epsilon_of(math.sqrt(rounds) * mu, delta) for rounds in (1, 2))
+    losses, step = np.linspace(-8.0, first, 2001, retstep=True)  # after which it goes on: a loss is N(mu^2 / 2, mu^2)
+    density = np.exp(-((losses - mu**2 / 2) ** 2) / (2 * mu**2)) / math.sqrt(2 * math.pi * mu**2)
+    later = [delta_of(both - loss, mu) for loss in losses.tolist()]
+    assert delta + float(np.dot(density, later)) * float(step) > 1.5 * delta
+    assert TUNING in start(experiment(GDP), tmp_path / "run").receipt.assumptions
+    assert "when a run ends" in TUNING
 
 
 def test_who_is_drawn_more_often_than_planned_abstains() -> None:
