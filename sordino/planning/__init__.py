@@ -98,8 +98,8 @@ class PublicNumbers(AboutData):
         return max(self.sizes)
 
     def called(self, client: int) -> str:
-        """The name of a client; its number where clients have no names."""
-        return self.clients[client] if self.clients else str(client)
+        """The name of a client; its number where it has no name, or a message names nobody."""
+        return self.clients[client] if 0 <= client < len(self.clients) else str(client)
 
     @property
     def class_names(self) -> tuple[str, ...]:

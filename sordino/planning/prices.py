@@ -370,14 +370,11 @@ def check_secure(
         if cohort.personal or chance > RARELY * delta:
             raise UnsoundGuarantee(
                 f"a hidden cohort, with a secure sum of at least {least} clients",
-                why=(
-                    f"a round with fewer clients is aborted, which all parties see: over {rounds} rounds "
-                    f"the probability is {chance:.1g}, and delta is {delta:g}"
-                )
-                if not cohort.personal
-                else (
-                    "a round with fewer clients is aborted, which all parties see, and with personal rates "
-                    "this is not accounted for"
+                why="a round with fewer clients is aborted, which all parties see"
+                + (
+                    ", and with personal rates this is not accounted for"
+                    if cohort.personal
+                    else f": over {rounds} rounds the probability is {chance:.1g}, and delta is {delta:g}"
                 ),
                 fix="set a lower threshold, a larger cohort, or use a visible cohort",
                 code="broken-rounds-tell",

@@ -15,7 +15,8 @@ never reaches a server that saw the ciphertexts. BFV has no such condition.
 
 Whoever has the key finds more than the sum in a ciphertext of either (there is no circuit privacy): what scaling each
 upload to the modulus left by rounding, under the noise of the encryption. Noise that hides uploads in the sum does not
-hide that, so the row of those who open such a sum is conditional (`secure_stages.LEFT`).
+hide that, so the row of those who open such a sum is conditional (`secure_stages.LEFT`). A CKKS sum itself has errors
+of uploads and noise, for whoever sees it (`secure_stages.OFF`).
 
 Both rings stay below the modulus that the Homomorphic Encryption Standard (2018) allows for 128 bits. Bytes from
 outside are limited in length before they are parsed, and must be what this module could have made: the same parameters,

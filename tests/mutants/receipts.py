@@ -280,4 +280,11 @@ RECEIPTS = [
         "tests/sites/test_encrypted_sums.py"
         "::test_ciphers_between_sites_train_what_the_simulation_trains[rates that change]",
     ),
+    one(
+        "errors of a ckks sum are as good as the noise in it",
+        "privacy/uplink/secure_stages.py",
+        '* (rounded and self.scheme == "ckks")',
+        "* False",
+        "tests/stories/secure_sums/test_promises.py::test_what_each_adversary_is_promised[server-ckks, shared]",
+    ),
 ]

@@ -309,4 +309,11 @@ TOLD = [
         "None",
         BROUGHT,
     ),
+    one(
+        "a message that names nobody ends the run, or is told of somebody",
+        "planning/__init__.py",
+        "if 0 <= client < len(self.clients) else",
+        "if self.clients else",
+        "tests/sites/test_masked_sums.py::test_no_site_speaks_for_the_clients_of_another[or of nobody]",
+    ),
 ]

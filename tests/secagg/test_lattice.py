@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from sordino.errors import (
     BackendUnavailable,
@@ -155,6 +156,25 @@ def test_ckks_on_the_grid_of_24_bits(count: int) -> None:
     assert np.mean(off) < 0.7
     if count == 2:
         assert steps == 0
+
+
+def test_noise_in_a_ckks_sum_is_not_the_noise_that_was_drawn() -> None:
+    """Rounding makes errors of it that depend on what was drawn: some numbers come up twice as often as others, which
+    tells neighbours apart however wide the noise is. Beside them is the noise of an encryption, here one step wide.
+    """
+    seal = pytest.importorskip("tenseal.sealapi")
+    public, layout, first = secret("ckks").public, Layout(32, 31), 10**9
+    encoder, steps = seal.CKKSEncoder(public._context.seal_context().data), layout.offset - 1
+
+    def opened(drawn: int) -> float:
+        plain = seal.Plaintext()
+        encoder.encode([float(public.most(layout)), drawn / steps, *[0.0] * 4094], public.ring.scale, plain)
+        return encoder.decode_double(plain)[1] * steps - first
+
+    seen, drawn = np.arange(50, 250)[:, None], np.arange(300)
+    often = norm.pdf(seen, np.array([opened(first + k) for k in drawn.tolist()])).sum(1)
+    assert often.max() > 2 * often.min()
+    assert norm.pdf(seen, drawn).sum(1) == pytest.approx(1.0)  # the control: noise in whole steps, as it was drawn
 
 
 # ---------------------------------------------------------------- keys

@@ -214,12 +214,16 @@ def test_a_server_that_hides_its_lie_is_noticed_by_the_clients(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "named"), [(0, "c0"), (4, "c4")], ids=["in its message", "in its answer, too"])
+@pytest.mark.parametrize(
+    ("number", "named"),
+    [(0, "c0"), (4, "c4"), (5, "5"), (-1, "-1")],
+    ids=["in its message", "in its answer, too", "or of nobody", "or of less than nobody"],
+)
 def test_no_site_speaks_for_the_clients_of_another(
     number: int, named: str, playing: Callable[[Experiment], Play], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A site sends an advert of another's client, under its own client's number or under the other's, before the other
-    site does.
+    """A site sends an advert of another's client, under its own client's number, the other's or one that nobody has,
+    before the other site does.
     """
     play = playing(made("weigh", "secagg", rounds=1))
     begins = masked.MaskedRound.first

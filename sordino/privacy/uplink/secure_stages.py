@@ -49,6 +49,7 @@ LEFT = (
     "whoever has the key of all clients looks at the numbers of a sum alone: a {scheme} ciphertext also has what "
     "rounding left of single uploads, under noise of the encryption that is sized for no epsilon"
 )
+OFF = "nobody reads the errors of a ckks sum: they depend on uploads and on the noise, and are sized for no epsilon"
 SUM_OF_ALL = "sees the exact sum of the uploads, no noise in it"
 OWN_NOISE = "knows its own noise: sees the exact sum of the uploads"
 HONEST = "clients keep their own bounds: nobody can check an upload that nobody can read"
@@ -172,7 +173,7 @@ class Encrypted(SecureStage):
     def assumed(self, shares: bool, hidden: bool, central: bool, opens: bool) -> tuple[str, ...]:
         rounded, shared = central and self.scheme != "paillier", self.keys == "shared"  # a bad upload can show it
         because = (*(LEFT.format(scheme=self.scheme),) * (rounded and shared and opens), *(HONEST,) * rounded)
-        return (*because, *(COUNTED,) * (hidden and not shared))
+        return (*because, *(OFF,) * (rounded and self.scheme == "ckks"), *(COUNTED,) * (hidden and not shared))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from sordino.privacy.uplink.secure_stages import (
     COUNTED,
     HONEST,
     LEFT,
+    OFF,
     OPENED,
     OWN_NOISE,
     ROSTER,
@@ -101,7 +102,8 @@ def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
         # at all, which follows from that where an upload is made for it
         left = [LEFT.format(scheme=scheme)] * (rounded and keys == "shared" and adversary == "participants")
         # who sees a round broken off learns how many came
-        because = (*left, *[HONEST] * rounded, *[COUNTED] * may_break)
+        off = [OFF] * (rounded and scheme == "ckks")  # the sum itself is what rounding left, for whoever sees it
+        because = (*left, *[HONEST] * rounded, *off, *[COUNTED] * may_break)
         assert ours[adversary] == plain[adversary].resting_on(*because)
     if place == "client":  # its own noise protects each upload, whoever reads it
         assert ours["server"] == plain["server"]
