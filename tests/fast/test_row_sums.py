@@ -22,7 +22,8 @@ from sordino.privacy.readers.episodes import CellGradient, NoisyEpisode
 from sordino.privacy.readers.layer_gradients import Elementwise, Lookup, OuterProduct, Positions, Side
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.stages import Clip, Noise
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
+from sordino.privacy.uplink.stages import Clip, Noise, Stage
 from sordino.types import Examples, Grant, Params, Task
 
 COUNT, LARGE = 30_000, 8192  # a power of two, around which the sum of the first rows lies
@@ -134,10 +135,17 @@ STEP = 2.0**-44  # of float64 below 512; above, tensors of three of them are rou
 TERMS = torch.tensor([0.75] * 682 + [3 * STEP] * 200)  # without the first one they stay below 512
 
 
-def uploads(v: Tensor) -> Tensor:
-    uplink = Uplink(client=(Clip(1.0),), server=(Noise(neighbours="zero_out"),))
-    total: Tensor = uplink.sum(enumerate(v[:, None]), torch.zeros(1)).total
+def added(v: Tensor, client: Stage, server: Stage) -> Tensor:
+    total: Tensor = Uplink((client,), (server,)).sum(enumerate(v[:, None]), torch.zeros(1)).total
     return total
+
+
+def uploads(v: Tensor) -> Tensor:
+    return added(v, Clip(1.0), Noise(neighbours="zero_out"))
+
+
+def as_published(v: Tensor) -> Tensor:
+    return added(v, ClipCoordinates(1.0), CoordinateLaplace(1.0))
 
 
 def alone(v: Tensor) -> Tensor:
@@ -160,7 +168,7 @@ def cells(v: Tensor) -> Tensor:
     return episode.grad(lambda p, support, query, keys: (query.x @ p["w"]).sum(), {"w": torch.zeros(1).double()})["w"]
 
 
-@pytest.mark.parametrize("way", [uploads, alone, of_a_class, cells])
+@pytest.mark.parametrize("way", [uploads, as_published, alone, of_a_class, cells])
 def test_a_term_moves_a_sum_by_its_own_length_wherever_the_sum_is(way: Callable[[Tensor], Tensor]) -> None:
     first = 0.75
     change = float(way(torch.cat([torch.tensor([first]), TERMS])) - way(TERMS))

@@ -247,9 +247,9 @@ RECEIPTS = [
     one(
         "uploads behind noise are added like those without",
         "privacy/uplink/__init__.py",
+        "(tree.RunningSum if self.hides_each else Total)(leaf)",
         "(tree.RunningSum if private(self.server) else Total)(leaf)",
-        "Total(leaf)",
-        f"{LONG}[uploads]",
+        f"{LONG}[as_published]",
     ),
     one(
         "sums per class are taken over all rows in one go",

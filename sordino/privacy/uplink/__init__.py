@@ -202,7 +202,7 @@ class Uplink(UplinkStages):
         """
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
-        sums = [(tree.RunningSum if private(self.server) else Total)(leaf) for leaf in tree.leaves(total)]
+        sums = [(tree.RunningSum if self.hides_each else Total)(leaf) for leaf in tree.leaves(total)]
         for one in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
             if isinstance(one, Summed):
                 added, clients = one.total, one.who
