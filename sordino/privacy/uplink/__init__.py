@@ -41,7 +41,7 @@ import torch
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.fast import across
-from sordino.fast.factored import EVERY, Matrix, Scaled, Span, dense
+from sordino.fast.factored import EVERY, Matrix, Span
 from sordino.privacy.uplink.robust import robust_mean
 from sordino.privacy.uplink.rules import UplinkStages
 from sordino.privacy.uplink.stages import Noise, private
@@ -202,7 +202,7 @@ class Uplink(UplinkStages):
         """
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
-        sums = [(tree.RunningSum if self.hides_each else Total)(leaf) for leaf in tree.leaves(total)]
+        sums = [Total(leaf) for leaf in tree.leaves(total)]
         for one in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
             if isinstance(one, Summed):
                 added, clients = one.total, one.who
@@ -289,28 +289,29 @@ def _wide_zero(leaf: Tensor) -> Tensor:
 BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 
-class Total:
-    """Running sum of tensors in float64; factored ones (`Span`) are multiplied out for many clients at a time."""
+class Total(tree.RunningSum):
+    """Running sum of uploads; factored ones (`Span`), which no clip leaves so, are multiplied out many at a time."""
 
     def __init__(self, zero: Tensor) -> None:
-        self._sum, self._rows = zero, 0
+        super().__init__(zero)
         self._waiting: list[Span] = []
+        self._rows = 0
 
     def add(self, leaf: Matrix) -> None:
-        if isinstance(leaf, Scaled):
-            self._sum.add_(leaf.x, alpha=leaf.factor)
-            return
         if not (isinstance(leaf, Span) and leaf.index is EVERY):
-            self._sum.add_(dense(leaf))
+            super().add(leaf)
             return
         self._waiting.append(leaf)
         self._rows += len(leaf.c)
         if self._rows >= BUNCH:
-            self.sum()
+            self._multiply()
+
+    def _multiply(self) -> None:
+        c, x = torch.cat([span.c for span in self._waiting]), torch.cat([span.rows.x for span in self._waiting])
+        super().add(across(c, x))
+        self._waiting, self._rows = [], 0
 
     def sum(self) -> Tensor:
         if self._waiting:
-            c, x = torch.cat([span.c for span in self._waiting]), torch.cat([span.rows.x for span in self._waiting])
-            self._sum.add_(across(c, x))
-            self._waiting, self._rows = [], 0
-        return self._sum
+            self._multiply()
+        return super().sum()
