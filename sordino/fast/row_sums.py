@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sordino.fast.factored import Lazy, Matrix, Product, dense
+from sordino.fast import across
+from sordino.fast.factored import EVERY, Lazy, Matrix, Product, Scaled, Span, dense
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ROWS = 1024  # that are added one after the other
 OF_POSITIONS = 3 << 20  # their square, times the positions of each
+PLAIN = 64  # tensors that a running sum adds as they are
+BUNCH = 1 << 10  # rows of spans that it multiplies out together
 
 
 class RowSum(Lazy):
@@ -91,3 +94,57 @@ def wide(value: Matrix) -> Tensor:
     if isinstance(value, Product) and value.right is not None:
         value = RowSum(lambda left, right: left.t() @ right, value.left, value.right)
     return value.wide() if isinstance(value, RowSum) else dense(value)
+
+
+class RunningSum:
+    """Sum of many tensors in float64, where noise hides one of them. Plain additions would let one tensor decide how
+    all later ones are rounded: of 300,000 clips one moves such a sum by 1.0000014. So only `PLAIN` are added in a row,
+    and what an addition of such parts rounds away is added at the end (Ogita, Rump and Oishi 2005). Proof: n terms of
+    length 1 are off by 33 n 2^-53, twice of which is below half the slack of a clip up to 6 10^7 of them.
+
+    Factored tensors (`Span`), which no clip leaves so, are multiplied out for many clients at a time.
+    """
+
+    def __init__(self, zero: Tensor) -> None:
+        self._part, self._added = torch.zeros_like(zero), 0
+        self._sum: Tensor | None = None
+        self._lost = self._part
+        self._waiting: list[Span] = []
+        self._rows = 0
+
+    def add(self, leaf: Matrix) -> None:
+        if isinstance(leaf, Span) and leaf.index is EVERY:
+            self._waiting.append(leaf)
+            self._rows += len(leaf.c)
+            if self._rows >= BUNCH:
+                self._multiply()
+            return
+        if isinstance(leaf, Scaled):
+            self._part.add_(leaf.x, alpha=leaf.factor)
+        else:
+            self._part.add_(dense(leaf))
+        self._added += 1
+        if self._added % PLAIN == 0:
+            self._carry()
+
+    def _multiply(self) -> None:
+        c, x = torch.cat([span.c for span in self._waiting]), torch.cat([span.rows.x for span in self._waiting])
+        self._waiting, self._rows = [], 0
+        self.add(across(c, x))
+
+    def _carry(self) -> None:
+        before, x, self._part = self._sum, self._part, torch.zeros_like(self._part)
+        if before is None:
+            self._sum, self._lost = x, torch.zeros_like(x)
+            return
+        self._sum = before + x
+        arrived = self._sum - before
+        self._lost += (x - arrived) + (before - (self._sum - arrived))  # exact: Knuth's two-sum
+
+    def sum(self) -> Tensor:
+        if self._waiting:
+            self._multiply()
+        if self._sum is None:
+            return self._part
+        self._carry()
+        return self._sum + self._lost

@@ -19,9 +19,9 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.engine import site as clients
 from sordino.engine import stack
 from sordino.fast.factored import ClientRows, Moved, Part, Product, Scaled, Span, Zero, dense, take
+from sordino.fast.row_sums import RunningSum
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.uplink import Total
 from sordino.runs.simulation import Simulation, simulated
 from sordino.tasks.supervised import Classification
 from sordino.tasks.written_out_backward import Chain
@@ -293,7 +293,7 @@ def test_a_step_put_off_is_the_step(seed: int, factor: float) -> None:
     before = dense(moved).clone()
     close(before, start - factor * g / 4)
     close(tree.descend(moved, factor, step, start), before - factor * g / 4)
-    total = Total(torch.zeros(OUT, IN, dtype=torch.float64))
+    total = RunningSum(torch.zeros(OUT, IN, dtype=torch.float64))
     total.add(tree.scale(factor, step))
     close(total.sum(), factor * g / 4)
 
@@ -325,8 +325,8 @@ def test_parts_are_cut_like_tensors() -> None:
 def test_a_total_of_spans_is_the_sum_of_their_matrices(count: int, bunch: int) -> None:
     spans = [Span(ClientRows(numbers(i, N, IN)), numbers(i + 9, N, OUT)) for i in range(count)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sordino.privacy.uplink.BUNCH", bunch)
-        total = Total(torch.zeros(OUT, IN, dtype=torch.float64))
+        patch.setattr("sordino.fast.row_sums.BUNCH", bunch)
+        total = RunningSum(torch.zeros(OUT, IN, dtype=torch.float64))
         for span in spans:
             total.add(span)
         total.add(numbers(77, OUT, IN))

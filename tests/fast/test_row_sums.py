@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino import tree
+from sordino.fast import row_sums
 from sordino.fast.factored import Product, dense
 from sordino.fast.row_sums import ROWS, RowSum, of_positions, wide
 from sordino.privacy.noise import GaussianNoise
@@ -169,12 +169,12 @@ def cells(v: Tensor) -> Tensor:
     return episode.grad(lambda p, support, query, keys: (query.x @ p["w"]).sum(), {"w": torch.zeros(1).double()})["w"]
 
 
-@pytest.mark.parametrize("plain", [1, tree.PLAIN])
+@pytest.mark.parametrize("plain", [1, row_sums.PLAIN])
 @pytest.mark.parametrize("way", [uploads, as_published, alone, of_a_class, cells])
 def test_a_term_moves_a_sum_by_its_own_length_wherever_the_sum_is(
     way: Callable[[Tensor], Tensor], plain: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree, "PLAIN", plain)
+    monkeypatch.setattr(row_sums, "PLAIN", plain)
     first = 0.75
     change = float(way(torch.cat([torch.tensor([first]), TERMS])) - way(TERMS))
     assert abs(change - first) <= 2 * STEP

@@ -239,14 +239,14 @@ RECEIPTS = [
     ),
     one(
         "a sum of many uploads forgets what its additions round away",
-        "tree.py",
+        "fast/row_sums.py",
         "return self._sum + self._lost",
         "return self._sum",
         *(f"{LONG}[{way}-1]" for way in ("uploads", "as_published", "alone", "cells")),
     ),
     one(
         "a sum of many uploads adds all of them one after another",
-        "tree.py",
+        "fast/row_sums.py",
         "if self._added % PLAIN == 0:",
         "if self._added == 0:",
         f"{LONG}[uploads-64]",

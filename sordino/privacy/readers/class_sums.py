@@ -18,7 +18,6 @@ from sordino.keys import Key
 from sordino.privacy.noise import GaussianNoise
 from sordino.privacy.readers import ClippedReader, GuardedShard, alone, check_unread, may_be_missing, taken
 from sordino.privacy.uplink.stages import SLACK
-from sordino.tree import RunningSum
 from sordino.types import Examples, Grant, LocalWork, Shard, Task, Tensor
 
 ROWS = 256  # of a statistic at a time
@@ -26,6 +25,8 @@ ROWS = 256  # of a statistic at a time
 
 def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int) -> tuple[Tensor, Tensor]:
     """The sum of `of(x)` [n, d] over the examples of each class, and their number, in float64."""
+    from sordino.fast.row_sums import RunningSum
+
     found = [of(rows).double() for rows in torch.split(examples.x, ROWS) if len(rows)]
     counts = torch.bincount(examples.y, minlength=classes).double()
     if not found:  # a row that does not count says how wide it is

@@ -251,10 +251,12 @@ class NoisyEpisode:
         """The noisy sum of clipped gradients, one per cell (group of examples) chosen for this step, divided by a
         public number.
         """
+        from sordino.fast.row_sums import RunningSum
+
         check_unread(self._read, "an episode", "call grad once per episode")
         self._read = True
         reader, clip = self._reader, Clip(self._reader.clip)
-        total = {name: tree.RunningSum(torch.zeros_like(p, dtype=torch.float64)) for name, p in params.items()}
+        total = {name: RunningSum(torch.zeros_like(p, dtype=torch.float64)) for name, p in params.items()}
         with self._task.still(loss, params=params):
             for number, cell in self._cells:
                 for name, g in clip.encode(self._of(cell, number, loss, params), Bound(), self._grant).items():

@@ -22,11 +22,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sordino.fast.row_sums import rounded, weighed
+from sordino.fast.row_sums import RunningSum, rounded, weighed
 from sordino.privacy.readers import gradient
 from sordino.privacy.readers.layer_gradients import RULES, Side, joined, norm_of, only
 from sordino.privacy.uplink.stages import clip_factor
-from sordino.tree import RunningSum
 from sordino.types import Examples, Losses, Params
 
 CHUNK_FLOATS = 64_000_000  # of gradients of single examples, in the slow path, at a time

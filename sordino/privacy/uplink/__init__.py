@@ -40,8 +40,6 @@ import torch
 
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.fast import across
-from sordino.fast.factored import EVERY, Matrix, Span
 from sordino.privacy.uplink.robust import robust_mean
 from sordino.privacy.uplink.rules import UplinkStages
 from sordino.privacy.uplink.stages import Noise, private
@@ -200,9 +198,11 @@ class Uplink(UplinkStages):
         """The sum of admitted uploads, and of sums that were added up before; single uploads are appended to `kept`.
         `reach`: the part of its clip that a client uses under a personal budget.
         """
+        from sordino.fast.row_sums import RunningSum
+
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
-        sums = [Total(leaf) for leaf in tree.leaves(total)]
+        sums = [RunningSum(leaf) for leaf in tree.leaves(total)]
         for one in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
             if isinstance(one, Summed):
                 added, clients = one.total, one.who
@@ -284,34 +284,3 @@ def single_uploads() -> UnsoundGuarantee:
 
 def _wide_zero(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf, dtype=torch.float64 if leaf.is_floating_point() else leaf.dtype)
-
-
-BUNCH = 1 << 10  # rows of a span that are multiplied out together
-
-
-class Total(tree.RunningSum):
-    """Running sum of uploads; factored ones (`Span`), which no clip leaves so, are multiplied out many at a time."""
-
-    def __init__(self, zero: Tensor) -> None:
-        super().__init__(zero)
-        self._waiting: list[Span] = []
-        self._rows = 0
-
-    def add(self, leaf: Matrix) -> None:
-        if not (isinstance(leaf, Span) and leaf.index is EVERY):
-            super().add(leaf)
-            return
-        self._waiting.append(leaf)
-        self._rows += len(leaf.c)
-        if self._rows >= BUNCH:
-            self._multiply()
-
-    def _multiply(self) -> None:
-        c, x = torch.cat([span.c for span in self._waiting]), torch.cat([span.rows.x for span in self._waiting])
-        super().add(across(c, x))
-        self._waiting, self._rows = [], 0
-
-    def sum(self) -> Tensor:
-        if self._waiting:
-            self._multiply()
-        return super().sum()
