@@ -242,8 +242,8 @@ def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _binomial(rate: float, order: int) -> list[tuple[float, float]]:
-    """For j = 2, ..., order in the sum of `sampled_gaussian`: j (j - 1) / 2, and the log of the chance that j of
-    `order` are drawn.
+    """Terms j = 2, ..., order of the sum in `sampled_gaussian`: j (j - 1) / 2, which the caller divides by the squared
+    noise multiplier, and the log of the chance that j of `order` are drawn.
     """
     drawn, left = math.log(rate), math.log1p(-rate)
     return [

@@ -106,9 +106,9 @@ class RunningSum:
     """
 
     def __init__(self, zero: Tensor) -> None:
-        self._part, self._added = torch.zeros_like(zero), 0
+        self._part, self._added = zero, 0  # it is overwritten, so that a large model has one sum in memory
         self._sum: Tensor | None = None
-        self._lost = self._part
+        self._lost = zero  # until there is a sum
         self._waiting: list[Span] = []
         self._rows = 0
 

@@ -96,7 +96,6 @@ def test_loss_distributions_need_less_noise_than_renyi() -> None:
     assert by_pld < sampled_multiplier(2.0, 1e-5, 0.05, 50, orders=FEW_ORDERS)
 
 
-@pytest.mark.slow
 @given(st.floats(-9, -0.01), st.floats(-1, 6), st.sampled_from((2, 3, 8, 32, 256)))
 @settings(max_examples=50, deadline=None)
 def test_the_price_of_a_sample_is_no_smaller_than_its_divergence(log_rate: float, log_z: float, order: int) -> None:
@@ -110,6 +109,7 @@ def test_the_price_of_a_sample_is_no_smaller_than_its_divergence(log_rate: float
     assert sampled_gaussian(rate, z, order) == pytest.approx(divergence, rel=1e-12, abs=0)
 
 
+@pytest.mark.slow
 def test_a_guess_that_is_too_small_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess looks at one direction of neighbours; where the other one costs more, the search is made in full."""
     right = sampled_multiplier.__wrapped__(2.0, 1e-5, 0.1, 20, "pld")

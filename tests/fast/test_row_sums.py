@@ -130,7 +130,7 @@ def test_a_product_is_added_in_float64() -> None:
     assert wide(Product(left)).dtype == torch.float32  # no sum that noise is added to
 
 
-# sums of many terms in float64, where one term may be missing -----------------------------------------------------------
+# sums of many terms in float64, where one term may be missing ---------------------------------------------------------
 
 STEP = 2.0**-44  # of float64 below 512; above, tensors of three of them are rounded, all in one direction
 TERMS = torch.tensor([0.75] * 682 + [3 * STEP] * 200)  # without the first one they stay below 512

@@ -32,7 +32,7 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
     if not found:  # a row that does not count says how wide it is
         found = [of(examples.x.new_zeros(1, *examples.x.shape[1:])).double()[:0]]
     zero = found[0].new_zeros(classes, found[0].shape[1])
-    total = RunningSum(zero)
+    total = RunningSum(zero.clone())
     for labels, z in zip(torch.split(examples.y, ROWS), found, strict=True):
         total.add(zero.index_add(0, labels, z))
     return total.sum(), counts
