@@ -119,17 +119,20 @@ def test_a_hundred_random_kills_of_racing_writers(command: Command, disk: Path, 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(("processes", "each"), [(4, 40), pytest.param(16, 500, marks=slow)])
 def test_race_on_one_cap_fills_it_exactly(command: Command, disk: Path, processes: int, each: int, gated: bool) -> None:
-    path, world = disk / "ledger", raced(processes * each)
-    arguments = {"world": "raced", "processes": processes, "each": each, "gated": gated}
-    assert command("race", path=path, **arguments) == [0] * processes
-    with world.open(path) as ledger:
-        assert violations(ledger, world, []) == []  # nobody above the cap, nobody refused who still fitted
-        entries = list(ledger.entries())
-        assert ledger.spent("ada") == world.caps["ada"]  # with costs from 1 to 9 the last gap is always filled
-    assert len(entries) == processes * each
-    assert 0 < sum(not entry.charges for entry in entries) < len(entries)
-    turns = [entry.op.split("-")[0] for entry in entries]
-    assert sum(map(str.__ne__, turns, turns[1:])) > 2 * processes  # they did interleave
+    world, arguments = raced(processes * each), {"world": "raced", "processes": processes, "each": each, "gated": gated}
+    for again in range(5):  # whom SQLite's own lock lets in is the processor's choice: until it did so in turn
+        path = disk / f"ledger-{again}"
+        assert command("race", path=path, **arguments) == [0] * processes
+        with world.open(path) as ledger:
+            assert violations(ledger, world, []) == []  # nobody above the cap, nobody refused who still fitted
+            entries = list(ledger.entries())
+            assert ledger.spent("ada") == world.caps["ada"]  # with costs from 1 to 9 the last gap is always filled
+        assert len(entries) == processes * each
+        assert 0 < sum(not entry.charges for entry in entries) < len(entries)
+        turns = [entry.op.split("-")[0] for entry in entries]
+        if sum(map(str.__ne__, turns, turns[1:])) > 2 * processes:
+            return
+    pytest.fail("they never did interleave")
 
 
 def test_a_ledger_that_looks_before_it_locks_is_caught(command: Command, tmp_path: Path) -> None:

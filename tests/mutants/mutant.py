@@ -70,9 +70,12 @@ def warm_process() -> Iterator[subprocess.Popen[str]]:
 
 
 def run(warm: subprocess.Popen[str], place: Path, *tests: str, timeout: float = 300) -> tuple[int | None, str]:
-    """pytest's exit code for these tests in a copy, none where they took too long, and what was printed."""
+    """pytest's exit code for these tests in a copy, none where they took too long, and what was printed: then also
+    where they hung.
+    """
     shutil.rmtree(place / "temporary", ignore_errors=True)
     flags = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-o", "addopts=", f"--basetemp={place / 'temporary'}"]
+    flags += ["-o", f"faulthandler_timeout={timeout * 0.9}", "-o", "faulthandler_exit_on_timeout=false"]
     assert warm.stdin is not None
     assert warm.stdout is not None
     warm.stdin.write(json.dumps([str(place), timeout, [*flags, *tests]]) + "\n")
