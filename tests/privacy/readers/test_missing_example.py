@@ -230,12 +230,12 @@ def test_a_product_over_the_tokens_of_a_text_is_rounded_as_if_there_were_no_othe
 
 
 def test_beside_another_text_it_is_rounded_in_another_way(products: list[int]) -> None:
-    """The control: of texts that go through together each changes the other by a good part of a clip, or not at all: a
-    processor may round the product of two as that of one.
-    """
+    """The control: texts that go through together change each other by a good part of a clip."""
     moved_by = max(left_by_the_second(seed, solo=False)[1] for seed in range(3))
     assert 2 in products
-    assert moved_by > 0.2 or moved_by <= 1e-9
+    if moved_by <= 1e-9:
+        pytest.skip("this processor rounds the product of two texts as that of one")
+    assert moved_by > 0.2
 
 
 def test_a_row_on_its_own_begins_where_any_other_would(monkeypatch: pytest.MonkeyPatch) -> None:
