@@ -35,8 +35,11 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the folders of tests into memory where it has room: on a disk they wait for thousands of syncs. What runs
-    note in their user's state folder is not noted in the tester's.
+    note in their user's state folder is not noted in the tester's. Told of a CI, pytest writes the whole difference
+    between two models, which does not end: it is not told, so that a test fails there as it does here.
     """
+    for told in ("CI", "BUILD_NUMBER"):
+        os.environ.pop(told, None)
     memory = Path("/dev/shm")
     if memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))

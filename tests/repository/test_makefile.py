@@ -4,8 +4,10 @@ lacks.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,3 +80,17 @@ def summary(*reasons: tuple[str, int, str]) -> str:
     terminal: Any = SimpleNamespace(stats=stats, write_line=lines.append)
     pytest_terminal_summary(terminal)
     return "\n".join(lines)
+
+
+@pytest.mark.slow
+def test_two_models_that_differ_are_told_apart_in_seconds_on_a_ci_too(tmp_path: Path) -> None:
+    """Told of a CI, pytest writes the whole difference: it was at it after two minutes."""
+    (tmp_path / "test_it.py").write_text(
+        "import random\n"
+        "def test_it():\n"
+        "    assert random.Random(1).randbytes(1 << 17) == random.Random(2).randbytes(1 << 17)\n"
+    )
+    words = [sys.executable, "-m", "pytest", "-n0", "-o", "addopts=", "-p", "tests.conftest", str(tmp_path)]
+    told = subprocess.run(words, cwd=ROOT, env=os.environ | {"CI": "true"}, timeout=120, capture_output=True, text=True)
+    assert told.returncode == 1, told.stderr
+    assert "At index 0 diff" in told.stdout
