@@ -1,5 +1,5 @@
 """`make` says what is wrong with a Python, or with an environment that another Python made, and what a bare machine
-lacks.
+lacks; and a test that fails says so on a CI as it does here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def summary(*reasons: tuple[str, int, str]) -> str:
 
 @pytest.mark.slow
 def test_two_models_that_differ_are_told_apart_in_seconds_on_a_ci_too(tmp_path: Path) -> None:
-    """Told of a CI, pytest writes the whole difference: it was at it after two minutes."""
+    """Told of a CI, pytest writes the whole difference, which had not ended after two minutes."""
     (tmp_path / "test_it.py").write_text(
         "import random\n"
         "def test_it():\n"
