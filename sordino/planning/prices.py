@@ -306,7 +306,8 @@ def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
 
 
 def check_delta(unit: Unit, pure: bool, privacy: Privacy, population: int, examples: int) -> None:
-    """Refuses a delta that is not below one over the number of protected units. `pure`: noise that needs none."""
+    """Refuses a delta that is not below one over the number of protected clients or examples (those with protected
+    parts, such as cells or pixels, too). `pure`: noise that needs none."""
     protected = population if unit == "client" else examples
     if privacy.delta == 0 and pure:
         return

@@ -123,14 +123,16 @@ class Proposed:
 
     @cached_property
     def at_stake(self) -> list[Guarantee]:
-        """Worst case for the unit that the noise protects: its guarantees against every adversary if the server uses up
+        """Worst case for the units that noise protects: their guarantees against every adversary if the server uses up
         this client's whole budget."""
         plan = self.whole.phases[-1].promising
         if plan.offer is None:
             return []
-        budget = 0.0 if plan.budget is None else plan.budget.of(self.client)
-        rows = [row for row in self.guarantees if row.unit == plan.offer.subject.unit]
-        return [row.beside(epsilon=max(row.epsilon, budget)) for row in rows]
+        paid, budget = plan.offer.subject.unit, 0.0 if plan.budget is None else plan.budget.of(self.client)
+        promised = {claim.unit for phase in self.whole.phases for claim in phase.priced.promises}
+        held = {row.unit for row in self.guarantees if row.finite} & promised | {paid}
+        rows = [row for row in self.guarantees if row.unit in held]
+        return [row.beside(epsilon=max(row.epsilon, budget)) if row.unit == paid else row for row in rows]
 
     @property
     def worst(self) -> Guarantee | None:

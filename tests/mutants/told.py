@@ -226,6 +226,13 @@ TOLD = [
         "tests/sites/test_most_spent.py::test_what_rests_on_the_server_is_conditional_in_a_sites_books",
     ),
     one(
+        "a cap on the unit that a budget pays for alone",
+        "sites/join.py",
+        "if row.finite} & promised | {paid}",
+        "if row.finite} & {paid}",
+        "tests/sites/test_most_spent.py::test_a_cap_is_for_every_unit_that_noise_protects",
+    ),
+    one(
         "in place of a lost folder another one randomises anew",
         "sites/join.py",
         ", more=more, secret=answers_key(asked)",

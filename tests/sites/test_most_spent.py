@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from tests.helpers.forged_messages import Server
 from tests.laws.cases import BY_NAME
 
 OFTEN = {"rounds": 12, "cohort": {"name": "random", "size": 2}}
+BOTH = BY_NAME["gaussian_gdp"].experiment(
+    **OFTEN,
+    uplink={"client": [{"name": "clip", "radius": 1.0}, {"name": "noise", "multiplier": 1.3}]},
+)
 EXPERIMENTS: dict[str, Experiment] = {
     "drawn by a public seed": BY_NAME["gaussian_gdp"].experiment(**OFTEN),
     "typed noise": BY_NAME["gaussian_gdp"].experiment(
@@ -39,6 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "adaptive": BY_NAME["gaussian_gdp_adaptive"].experiment(rounds=6),
     "central": BY_NAME["central_visible"].experiment(rounds=8),
     "hidden": BY_NAME["dp_prox"].experiment(),
+    "at both gates": BOTH,
 }
 
 SHARES = BY_NAME["fedavg"].experiment(
@@ -94,7 +100,7 @@ def test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown(
     most = {row.subject: row.epsilon for row in proposed.at_stake}
     spent = asked_in_every_round(between, stalled).guarantees
     assert any(row.finite for row in spent)
-    judged = [row for row in spent if row.unit == proposed.at_stake[0].unit]
+    judged = [row for row in spent if row.unit in {row.unit for row in proposed.at_stake}]
     assert judged
     for row in judged:
         assert row.epsilon <= most[row.subject] * (1 + 1e-9), row.subject
@@ -125,6 +131,20 @@ def test_a_cap_is_for_every_adversary(tmp_path: Path) -> None:
         shown(between).check()
     local = Federated(BY_NAME["whole_update"].experiment(), tmp_path / "local")
     shown(local, max_epsilon=4.0).check()
+
+
+def test_a_cap_is_for_every_unit_that_noise_protects(tmp_path: Path) -> None:
+    """A budget for examples, and typed noise on uploads, which costs a client far more: both are capped."""
+    between = Federated(BOTH, tmp_path)
+    most = {row.unit: row.epsilon for row in shown(between).at_stake if row.adversary == "server"}
+    assert most.keys() == {"example", "client"}
+    assert most["example"] < 9 < most["client"] < math.inf
+    with pytest.raises(UnsoundGuarantee) as caught:
+        shown(between, max_epsilon=most["client"] * 0.999).check()
+    assert caught.value.code == "above-own-cap"
+    assert "per client" in caught.value.why
+    shown(between, max_epsilon=most["client"]).check()
+    assert f"ε {most['client']:.3g} per client" in words(shown(between))
 
 
 @pytest.mark.slow
