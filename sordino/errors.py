@@ -272,7 +272,7 @@ class Range:
     def holds(self, value: float) -> bool:
         return (
             is_number(value)
-            and math.isfinite(value)
+            and (isinstance(value, Integral) or math.isfinite(value))  # an int may be too large for a float
             and (self.above is None or value > self.above)
             and (self.least is None or value >= self.least)
             and (self.below is None or value < self.below)

@@ -65,8 +65,8 @@ class Ledger:
     """The chain, read once from its first record to the last."""
 
     def __init__(self, path, run):
-        self.run, self.places, self.seals, self.states = run, {}, {}, {}
-        self.notes, self.spent = [], Counter()  # notes: of the run, with phases; spent: by name and part
+        # notes: of the run, with phases; spent: by name and part
+        self.run, self.places, self.seals, self.states, self.notes, self.spent = run, {}, {}, {}, [], Counter()
         alone = "" if Path(f"{path}-wal").exists() else "&immutable=1"
         base = sqlite3.connect(f"{sound(path, MOST_LEDGER).absolute().as_uri()}?mode=ro{alone}", uri=True)
         base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_JSON)
@@ -184,8 +184,7 @@ class Verdict:
             return all(each)
         real = isinstance(found, float) and (told == "inf" or type(told) in (int, float))
         equal = math.isclose(found, float(told), rel_tol=close) if real else (found, type(found)) == (told, type(told))
-        if not equal:
-            self.wrong.append(f"{what}: the files give {found!r:.80}, the receipt says {told!r:.80}")
+        self.wrong += [f"{what}: the files give {found!r:.80}, the receipt says {told!r:.80}"] * (not equal)
         return equal
 
     def rows(self, where, told, made, whole=True):
@@ -211,8 +210,7 @@ class Verdict:
                 event = epsilons.unfolded(epsilons.draws(each["event"]))
                 if (event, each["releases"]) not in [(cost.draws, cost.releases) for cost in row.worst]:
                     self.wrong.append(f"{name}: releases or event are not those of the client with the largest loss")
-            if "nominal_epsilon" in each:
-                self.notes.append(f"{name}: nominal_epsilon proves nothing and was not checked")
+            self.notes += [f"{name}: nominal_epsilon proves nothing and was not checked"] * ("nominal_epsilon" in each)
         self.wrong += [f"{where}{one}: the receipt leaves it out" for one in [*rows, *void] if one not in given]
 
     def files(self, folder, names):
@@ -255,21 +253,24 @@ class Verdict:
             void |= {about: dict.fromkeys(void[about], nothing)} if about in void else {}
             void["test example", "server"] = {("test example", "replace", "server"): nothing}
         self.rows("", receipt["guarantees"], (rows, void))
-        for phase in receipt.get("phases", []):
+        told, phases = receipt.get("phases", []), {name or "training": name for name, _ in ledger.notes}
+        left = phases.keys() - {phase["phase"] for phase in told} if any(phases.values()) else ()
+        self.wrong += [f"{name!r:.40}: the receipt leaves this phase out" for name in left]
+        for phase in told:
             own = [note for name, note in ledger.notes if (name or "training") == phase["phase"]]
             self.same(f"{phase['phase']!r:.40}", len(own), phase["releases"])
             made = statement(histories(own, population), delta, people)
             self.rows(f"{phase['phase']!r:.40}: ", phase["guarantees"], made, whole=False)
-        if receipt["budget"] is not None and "groups" in receipt["budget"]:
-            self.budget(receipt["budget"], ledger, notes, population, shares_scores)
+        if "groups" in (receipt["budget"] or {}) or ledger.caps.keys() - {"*"}:
+            self.budget(receipt["budget"] or {}, ledger, notes, population, shares_scores)
 
     def budget(self, told, ledger, notes, population, shares_scores):
         """Compares the epsilons of clients that grant the same: those with one cap, or at one sampling rate."""
         named = {int(name): tuple(cap) for name, cap in ledger.caps.items() if name != "*"}
         sets = [{k for k in named if named[k] == cap} for cap in sorted(set(named.values()))]
         sets = sets or [set(group["clients"]) for group in notes[0]["releases"]]
-        if len(sets) != len(told["groups"]):
-            raise epsilons.NotChecked("which clients grant the same epsilon")
+        if len(sets) != len(told.get("groups", ())):
+            raise (epsilons.NotChecked if "groups" in told else epsilons.Wrong)("what each group of clients has spent")
         about = [told["subject"][name] for name in SUBJECT]
         least = math.inf if shares_scores and about[::2] == ["client", "server"] else 0.0
         made = [(histories(notes, population, among), len(among)) for among in sets]

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderableType, RenderHook
 from rich.markup import escape
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
@@ -181,19 +182,36 @@ MARKS = re.compile(r"[\[\\:]")  # styles, escapes and emoji
 LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
 
 
+class _Visible:
+    """What is printed, without characters that move the cursor or hide text."""
+
+    def __init__(self, made: RenderableType) -> None:
+        self.made = made
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for one in console.render(self.made, options):
+            yield one if one.control else Segment(visible(one.text), one.style)
+
+
+class _OnlyVisible(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Visible(made) for made in renderables]
+
+
 class Screen(Console):
     """Console that draws tables with lines on a terminal, and as plain text in a pipe or file: one line for each row,
-    of any length.
+    of any length. Words of a folder or another party cannot move its cursor.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.push_render_hook(_OnlyVisible())
         if not self.is_terminal:
             self.width = LONG
 
     def print(self, *objects: Any, **options: Any) -> None:
         if len(objects) == 1 and isinstance(objects[0], Table) and objects[0].row_count > MANY:
-            self.file.write("".join(f"{line}\n" for line in lines(objects[0])))
+            self.file.write("".join(f"{visible(line)}\n" for line in lines(objects[0])))
             return
         super().print(*(objects if self.is_terminal else [_plain(each) for each in objects]), **options)
 
@@ -239,14 +257,19 @@ def titled(title: str, *columns: str, left: int = 1) -> Table:
 def note(console: Console, remarks: Iterable[str]) -> None:
     """Print remarks, each as a note."""
     for remark in remarks:
-        console.print(f"[yellow]note[/yellow] {escape(remark)}")
+        console.print(f"[yellow]note[/yellow] {foreign(remark)}")
+
+
+def visible(text: str) -> str:
+    """Text without characters that move the cursor or hide text, with which an invitation could print another plan than
+    the one that it asks for, or a receipt another verdict.
+    """
+    return "".join(one if one.isprintable() or one == "\n" else " " if one.isspace() else "?" for one in text)
 
 
 def foreign(text: str) -> str:
-    """Text of another party, to be printed: without styles, and without characters that move the cursor or hide text,
-    with which an invitation could print another plan than the one that it asks for.
-    """
-    return escape("".join(one if one.isprintable() else " " if one.isspace() else "?" for one in text))
+    """Text of another party, to be printed in one line: visible, and without styles."""
+    return escape(visible(text.replace("\n", " ")))
 
 
 def say(facts: object) -> None:

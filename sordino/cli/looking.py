@@ -4,6 +4,7 @@ name (algorithms, schema, and check of a user's own algorithm, model or other pa
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from sordino.branches import when_used
-from sordino.cli import Encoding, Json, Screen, note, say, write
+from sordino.cli import Encoding, Json, Screen, foreign, note, say, visible, write
 from sordino.errors import ConfigError, SordinoError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def watch(
 
     folder = RunFolder(run)
     folder.check()
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = Screen(highlight=False, soft_wrap=True, markup=False)
     if not folder.lock_file.exists():
         time.sleep(EVERY)  # it may just have been founded
     seen = look(folder)
@@ -231,11 +232,12 @@ def predict(
         typer.echo(json.dumps({"rows": len(found), **found.described, **written, "notes": found.notes}))
         return
     if out is None:
-        typer.echo(found.to_csv(), nl=False)
+        csv = found.to_csv()
+        typer.echo(visible(csv) if sys.stdout.isatty() else csv, nl=False)  # names of classes may be a stranger's
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     note(console, found.notes)
     for line in found.lines():
-        console.print(escape(line))
+        console.print(foreign(line))
     if out is not None:
         console.print(f"{len(found)} predictions are in {escape(str(out))}")
 

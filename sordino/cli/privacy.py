@@ -13,7 +13,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.branches import loading, when_used
-from sordino.cli import CommandGroup, Json, PlanCode, Screen, SignedBy, Verb, Verbose, experiment_and_changes, say
+from sordino.cli import (
+    CommandGroup,
+    Json,
+    PlanCode,
+    Screen,
+    SignedBy,
+    Verb,
+    Verbose,
+    experiment_and_changes,
+    foreign,
+    say,
+)
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -190,9 +201,8 @@ def verify(
     if as_json:
         say({"holds": not wrong, "agrees": agreed, "disagreements": wrong, "not_looked_at": unseen})
     elif wrong:
-        Console(stderr=True).print(
-            "[bold red]the receipt does not hold[/bold red]", *[f"\n  · {line}" for line in wrong], markup=True
-        )
+        lines = "".join(f"\n  · {foreign(line)}" for line in wrong)
+        Screen(stderr=True).print(f"[bold red]the receipt does not hold[/bold red]{lines}", highlight=False)
     else:
         console = Screen()
         console.print(f"[green]The receipt holds:[/green] {escape('; '.join(agreed))}.", highlight=False)

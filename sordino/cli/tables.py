@@ -51,7 +51,7 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
         if budget.groups:
             console.print(groups(budget, receipt.simulated))
     for line in receipt.assumptions:
-        console.print(f"[dim]· {line}[/dim]")
+        console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)
 
 
 def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
@@ -234,7 +234,9 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
     for (unit, epsilon, delta, neighbours, status, why), adversaries in merged.items():
         style = STATUS_STYLE[status]
         by = "anyone" if len(adversaries) == 3 else "\n".join(adversaries)
-        table.add_row(unit, by, epsilon, delta, neighbours, f"[{style}]{standing(status, simulated)}[/{style}]", why)
+        table.add_row(
+            unit, by, epsilon, delta, neighbours, f"[{style}]{standing(status, simulated)}[/{style}]", escape(why)
+        )
     notes = [Padding(Text(f"({number}) {reason}"), (0, 0, 0, 1)) for reason, number in reasons.items()]
     sentences = [*by_phase(rows, phases, simulated), headline(rows, simulated)]
     return Group(table, *notes, *(Padding(Text(line), (0, 0, 0, 1)) for line in sentences if line))

@@ -10,11 +10,14 @@ took part.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from sordino.accounting.facts import Fact, Number
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Amount = Annotated[Number, Field(ge=0, lt=1e100)]  # sums of all rounds fit a float
 
 
 class ScoreSpread(Fact):
@@ -97,22 +100,22 @@ class Secure(Fact):
     mode: Literal["full", "probe"]
     saturated: int | None = None  # values cut to the range
     aborted: str = ""  # why nothing was opened
-    cpu_seconds: Mapping[str, Number] | None = None
+    cpu_seconds: Mapping[str, Amount] | None = None
 
 
 class RoundLine(Fact):
     """Base of the lines of metrics.jsonl and preparation.jsonl: one round, its participation and traffic."""
 
     phase: str = ""  # of a preparation
-    round: int
-    active: int | None = None
-    answered: int | None = None
-    bytes_down: int | None = None
-    bytes_up: int | None = None
-    payload: int | None = None  # bytes of one upload that are numbers
+    round: Count
+    active: Count | None = None
+    answered: Count | None = None
+    bytes_down: Count | None = None
+    bytes_up: Count | None = None
+    payload: Count | None = None  # bytes of one upload that are numbers
     lost: bool = False
     secure: Secure | None = None
-    device_flops: Number | None = None
+    device_flops: Amount | None = None
 
     @property
     def bytes(self) -> int:
@@ -124,9 +127,9 @@ class PreparedRow(RoundLine):
     """A line of preparation.jsonl: one round of a phase before the training."""
 
     phase: str
-    bytes_down: int
-    bytes_up: int
-    payload: int
+    bytes_down: Count
+    bytes_up: Count
+    payload: Count
 
 
 class RoundRow(Scores, RoundLine):
@@ -145,7 +148,7 @@ class RoundCost(Fact):
 
     round: int
     seconds: float | None = None
-    cpu_seconds: Mapping[str, Number] | None = None
+    cpu_seconds: Mapping[str, Amount] | None = None
 
 
 Metric: TypeAlias = Literal["accuracy", "label_accuracy", "mean_absolute_error", "loss"]
@@ -205,6 +208,11 @@ class Headline(NamedTuple):
     def reaches(self, value: float, target: float) -> bool:
         """True if the value is at least as good as the target."""
         return value >= target if self.higher else value <= target
+
+    def can_be(self, value: float) -> bool:
+        """True for a value that the metric of somebody else's examples may have: a share, or a number whose means and
+        squares stay finite."""
+        return 0 <= value <= 1 if self.percent else abs(value) <= 1e30
 
     def shown(self, value: float) -> str:
         return f"{value:.2%}" if self.percent else f"{value:.4f}" if self.name == "loss" else f"{value:.4g}"

@@ -298,7 +298,7 @@ def hold_key(
 def _remark(console: Console, remarks: Sequence[str]) -> None:
     """Print remarks that only the owner of the rows may know."""
     for remark in remarks:
-        console.print(f"[yellow]note[/yellow] {escape(remark)} (told here only)", soft_wrap=True, highlight=False)
+        console.print(f"[yellow]note[/yellow] {foreign(remark)} (told here only)", soft_wrap=True, highlight=False)
 
 
 def _noting(console: Console) -> Callable[[str], None]:

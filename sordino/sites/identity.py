@@ -38,7 +38,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from sordino.errors import COUNT, ConfigError, check_range
+from sordino.errors import ConfigError, Range, check_range
 from sordino.ledger.files import atomic_write
 from sordino.receipts import private
 from sordino.transport.tls import SERVER, Certificates
@@ -219,6 +219,9 @@ class Signed(NamedTuple):
     key: EllipticCurvePrivateKey
 
 
+LIFETIME = Range(least=1, most=36_500, whole=True)  # a hundred years, in days
+
+
 class Times(NamedTuple):
     """Validity of a certificate."""
 
@@ -227,7 +230,7 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, days: int) -> Times:
-        check_range("days", days, COUNT, "not-positive", fix="say for how many days the certificates hold")
+        check_range("days", days, LIFETIME, "not-positive", fix="say for how many days the certificates hold")
         now = datetime.now(UTC).replace(microsecond=0)
         return cls(now - SKEW, now + timedelta(days=days))
 

@@ -5,7 +5,6 @@ agreement. The same command resumes a run that was stopped or killed.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from sordino.engine.server import FederatedServer
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Ledger
-from sordino.metrics import Scores
+from sordino.metrics import HEADLINES, Headline, Scores
 from sordino.metrics.evaluation import Evaluation, Evaluator, Score
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
@@ -177,7 +176,8 @@ class SitesEvaluation:
             return Scores()
         names = self.models or tuple(held)[:1]
         scores, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
-        found = {k: row for k, row in scores.items() if len(row) == numbers and all(map(math.isfinite, row))}
+        judged = [HEADLINES[name] for name in task.metrics] * (numbers // len(task.metrics))
+        found = {k: row for k, row in scores.items() if len(row) == numbers and all(map(Headline.can_be, judged, row))}
         if not found:  # no site shares scores
             return Scores()
         rows = [np.arange(c.tested if k in found else 0) for k, c in enumerate(self.backend.agreed.clients)]

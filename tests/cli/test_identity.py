@@ -53,6 +53,7 @@ def test_certificates_are_made_and_more_of_them_later(cli: Cli, tmp_path: Path) 
     [
         ("certificates", "ca"),
         ("certificates", "ca", "--site", "a"),
+        ("certificates", "ca", "--server", "h", "--days", "99999999"),
         ("identity", "show", "none"),
         ("identity", "allow", "a", "none.pub", "--list", "sites.toml"),
         ("identity", "revoke", "a", "--list", "sites.toml"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -38,6 +39,21 @@ def test_a_table_that_nobody_reads_as_a_whole_is_plain(terminal: bool, monkeypat
     lines = printed(of(4), terminal).splitlines()
     assert lines == ["Spent", "client  spent", "[c0]        0", "[c1]        1", "[c2]        2", "[c3]        3"]
     assert ("┃" in printed(of(3), terminal)) == terminal
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("rows", [2, 5])
+def test_no_word_moves_the_cursor(rows: int, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a table, drawn or plain, in a text with styles and in one without."""
+    monkeypatch.setattr(cli, "MANY", 3)
+    table = of(rows)
+    table.add_row("\x1b[2J\u202eone\x9b8m\r", "\t2")
+    for shown in (table, Text("\x1b[2J\u202eone\x9b8m"), "[bold]\x1b[2J\u202eone\x9b8m[/bold]"):
+        out = io.StringIO()
+        Screen(file=out, force_terminal=terminal, width=60).print(shown)
+        words = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())  # the styles of a terminal
+        assert "?[2J?one?8m" in words
+        assert words.replace("\n", "").isprintable()
 
 
 @pytest.mark.slow

@@ -247,6 +247,13 @@ TOLD = [
         "tests/sites/test_most_spent.py::test_an_invitation_prints_no_other_plan_than_its_own",
     ),
     one(
+        "a receipt clears the screen and prints another verdict",
+        "cli/__init__.py",
+        "        self.push_render_hook(_OnlyVisible())\n",
+        "",
+        "tests/cli/test_screen.py::test_no_word_moves_the_cursor",
+    ),
+    one(
         "a site consents to a hidden cohort and is not told of who is late",
         "sites/join.py",
         ", *(LATE,) * whole.hides_cohorts",

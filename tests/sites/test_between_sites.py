@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -161,3 +163,15 @@ def test_with_a_smaller_minimum_a_round_that_waits_goes_on_where_it_stood(tmp_pa
     assert verify(between.folder) == []
     paid = [len([entry for entry in ledger_of(tmp_path / site) if entry.charges]) for site in between.agreed.sites]
     assert paid == [3, 3, 1, 3, 3]
+
+
+def test_a_site_cannot_make_scores_that_are_none(tmp_path: Path) -> None:
+    """A share above 1, NaN, or a loss whose mean is no number any more is left out, as of a site that says nothing."""
+    between = Federated(BY_NAME["fedavg"].experiment(), tmp_path, shares_scores=True)
+    evaluate = between.half(between.carried({})).evaluation()
+    server, honest = SimpleNamespace(x={}), {0: [0.5, 1.0], 1: [0.25, 2.0]}
+    for forged in ([5.0, 1.0], [-0.1, 1.0], [0.5, -1e308], [0.5, math.inf], [math.nan, 1.0], [0.5], [0.5, 1.0, 1.0]):
+        told = {**honest, 2: forged}
+        assert evaluate(0, server, lambda *_, told=told: told) == evaluate(0, server, lambda *_: honest)
+    everybody = {**honest, 2: [1.0, -3.0]}  # one's own loss may be below 0
+    assert evaluate(0, server, lambda *_: everybody) != evaluate(0, server, lambda *_: honest)

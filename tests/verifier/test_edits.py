@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from sordino.receipts.signature import generate, sign
+from sordino.runs.run import start
 from tests.helpers.planned_receipts import some
-from tests.verifier.test_receipts import verify
+from tests.laws.cases import BY_NAME
+from tests.verifier.test_receipts import epsilons, verify
 
 Json = Any
 Edit = Callable[[Path, random.Random, list[Path]], None]
@@ -281,3 +283,33 @@ def test_a_verifier_that_trusts_printed_numbers_lets_edits_pass(
     edits = [of_a_sealed_row, of_a_sealed_number, of_a_sealed_infinity, of_a_sealed_status, of_a_claim]
     assert len(passing(runs, 2 * len(edits), tmp_path, edits)) == 2 * len(edits)
     assert passing(runs, 4, tmp_path, [of_a_number, of_a_byte_of_the_chain, of_a_file, of_the_signature]) == []
+
+
+def missed(run: Path) -> bool:
+    """True where the verifier says that something is not there, or another thing than in the ledger."""
+    try:
+        return bool(verify.examine(run, None, None).wrong)
+    except epsilons.Wrong:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "left"), [("slaug_fl_rigorous_b", "phases"), ("pdp_prox_bounds", "groups"), ("pdp_prox_bounds", "budget")]
+)
+def test_a_part_of_a_receipt_that_is_left_out_is_missed(name: str, left: str, tmp_path: Path) -> None:
+    """Phases, and what clients with budgets of their own have spent; the ledger has sealed the rest."""
+    run = tmp_path / "run"
+    start(BY_NAME[name].experiment(), run)
+    told = json.loads((run / "privacy.json").read_text())
+    sealed(run, told)
+    assert not refused(run)
+    if left == "phases":
+        assert len(told["phases"]) > 1
+        made = [told | {"phases": told["phases"][:1]}, {part: told[part] for part in told if part != left}]
+    else:
+        groups = {part: told["budget"][part] for part in told["budget"] if part != "groups"}
+        made = [told | {"budget": groups if left == "groups" else None}]
+    for receipt in made:
+        sealed(run, receipt)
+        assert missed(run)
