@@ -209,11 +209,6 @@ class Headline(NamedTuple):
         """True if the value is at least as good as the target."""
         return value >= target if self.higher else value <= target
 
-    def can_be(self, value: float) -> bool:
-        """True for a value that the metric of somebody else's examples may have: a share, or a number whose means and
-        squares stay finite."""
-        return 0 <= value <= 1 if self.percent else abs(value) <= 1e30
-
     def shown(self, value: float) -> str:
         return f"{value:.2%}" if self.percent else f"{value:.4f}" if self.name == "loss" else f"{value:.4g}"
 
@@ -230,6 +225,13 @@ HEADLINES: dict[str, Headline] = {
         Headline("loss", "loss", False, False),
     )
 }
+SHARES = {"accuracy_of_all_outputs", *(name for name, one in HEADLINES.items() if one.percent)}
+
+
+def can_be(name: str, value: float) -> bool:
+    """True for a value that a metric of somebody else's examples may have: a share, or a number whose means and squares
+    stay finite."""
+    return 0 <= value <= 1 if name in SHARES else abs(value) <= 1e30
 
 
 # scores that may be shown beside the headline, in words

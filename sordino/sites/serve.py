@@ -26,7 +26,7 @@ from sordino.engine.server import FederatedServer
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Ledger
-from sordino.metrics import HEADLINES, Headline, Scores
+from sordino.metrics import Scores, can_be
 from sordino.metrics.evaluation import Evaluation, Evaluator, Score
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
@@ -176,8 +176,8 @@ class SitesEvaluation:
             return Scores()
         names = self.models or tuple(held)[:1]
         scores, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
-        judged = [HEADLINES[name] for name in task.metrics] * (numbers // len(task.metrics))
-        found = {k: row for k, row in scores.items() if len(row) == numbers and all(map(Headline.can_be, judged, row))}
+        metrics = [*task.metrics] * (numbers // len(task.metrics))
+        found = {k: row for k, row in scores.items() if len(row) == numbers and all(map(can_be, metrics, row))}
         if not found:  # no site shares scores
             return Scores()
         rows = [np.arange(c.tested if k in found else 0) for k, c in enumerate(self.backend.agreed.clients)]

@@ -15,6 +15,7 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.errors import DataError
+from sordino.metrics import can_be
 from sordino.receipts.verify import verify
 from sordino.results import preparation_facts as preparation
 from sordino.runs.run import start
@@ -173,5 +174,6 @@ def test_a_site_cannot_make_scores_that_are_none(tmp_path: Path) -> None:
     for forged in ([5.0, 1.0], [-0.1, 1.0], [0.5, -1e308], [0.5, math.inf], [math.nan, 1.0], [0.5], [0.5, 1.0, 1.0]):
         told = {**honest, 2: forged}
         assert evaluate(0, server, lambda *_, told=told: told) == evaluate(0, server, lambda *_: honest)
+    assert not can_be("accuracy_of_all_outputs", 1.1)
     everybody = {**honest, 2: [1.0, -3.0]}  # one's own loss may be below 0
     assert evaluate(0, server, lambda *_: everybody) != evaluate(0, server, lambda *_: honest)
