@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sordino.errors import LedgerError, RunError, damaged, unwritten
+from sordino.errors import LedgerError, Range, RunError, damaged, unwritten
 from sordino.ledger import files, storage
 from sordino.receipts.folder import RunFolder
 from sordino.runs.run import resume, start
@@ -111,3 +111,11 @@ def test_a_page_that_could_not_be_read_is_not_a_wrong_one(said: str, code: str) 
     with pytest.raises(LedgerError) as refusal:
         storage.check_pages(connection)
     assert refusal.value.code == code
+
+
+def test_a_range_holds_whole_numbers_that_no_float_holds() -> None:
+    large = 10**400
+    assert Range(least=1, whole=True).holds(large)
+    assert not Range(most=5.0).holds(large)
+    assert not Range(above=0).holds(-large)
+    assert not Range(least=0).holds(float("inf"))

@@ -255,7 +255,7 @@ class Verdict:
         self.rows("", receipt["guarantees"], (rows, void))
         told, phases = receipt.get("phases", []), {name or "training": name for name, _ in ledger.notes}
         left = phases.keys() - {phase["phase"] for phase in told} if any(phases.values()) else ()
-        self.wrong += [f"{name!r:.40}: the receipt leaves this phase out" for name in left]
+        self.wrong += [f"{name!r:.40}: the receipt leaves this phase out" for name in sorted(left)]
         for phase in told:
             own = [note for name, note in ledger.notes if (name or "training") == phase["phase"]]
             self.same(f"{phase['phase']!r:.40}", len(own), phase["releases"])
@@ -270,7 +270,7 @@ class Verdict:
         sets = [{k for k in named if named[k] == cap} for cap in sorted(set(named.values()))]
         sets = sets or [set(group["clients"]) for group in notes[0]["releases"]]
         if len(sets) != len(told.get("groups", ())):
-            raise (epsilons.NotChecked if "groups" in told else epsilons.Wrong)("what each group of clients has spent")
+            raise (epsilons.NotChecked if "groups" in told else epsilons.Wrong)("groups of clients and their epsilons")
         about = [told["subject"][name] for name in SUBJECT]
         least = math.inf if shares_scores and about[::2] == ["client", "server"] else 0.0
         made = [(histories(notes, population, among), len(among)) for among in sets]

@@ -183,7 +183,7 @@ LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
 
 
 class _Visible:
-    """What is printed, without characters that move the cursor or hide text."""
+    """Renderable without characters that move the cursor or hide text."""
 
     def __init__(self, made: RenderableType) -> None:
         self.made = made
@@ -200,7 +200,7 @@ class _OnlyVisible(RenderHook):
 
 class Screen(Console):
     """Console that draws tables with lines on a terminal, and as plain text in a pipe or file: one line for each row,
-    of any length. Words of a folder or another party cannot move its cursor.
+    of any length. Words of a folder or another party cannot move its cursor, but for those in a live display.
     """
 
     def __init__(self, **options: Any) -> None:

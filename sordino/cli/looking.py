@@ -193,9 +193,8 @@ def _shown(console: Console) -> Iterator[Callable[[RunStatus, WatchStart], None]
         task = bar.add_task("", total=None, reached="")
 
         def draw(seen: RunStatus, since: WatchStart) -> None:
-            bar.update(
-                task, total=seen.rounds, completed=seen.round, reached=f"{_reached(seen)}  {connected(seen)}".rstrip()
-            )
+            reached = foreign(f"{_reached(seen)}  {connected(seen)}".rstrip())  # a live display goes past a Screen
+            bar.update(task, total=seen.rounds, completed=seen.round, reached=reached)
 
         yield draw
 
