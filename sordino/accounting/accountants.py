@@ -87,7 +87,7 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
     if pure is not None and pure > _WIDEST_LOSS:
         return [EpsilonBound("pure", pure)]
     asked = {name: accountant(reduced, delta, tuple(orders)) for name, accountant in _ACCOUNTANTS.items()}
-    found = [EpsilonBound(name, epsilon) for name, epsilon in asked.items() if epsilon is not None]
+    found = [EpsilonBound(name, epsilon) for name, epsilon in asked.items() if epsilon not in (None, math.inf)]
     return found or [EpsilonBound("none", math.inf)]
 
 
@@ -208,8 +208,10 @@ def _one_way(reduced: ComposedEvents, delta: float, orders: Orders, added: bool 
     spans, typical = zip((0.0, math.inf), *sizes, strict=True)
     pairs = {event.pair for event, _ in reduced.counted}  # dp-accounting composes pairs of inputs or of sums, not both
     kept = composed_at(delta, sum(count for _, count in reduced.counted))
-    if not kept or len(sizes) < len(reduced.counted) or max(spans) > _WIDEST_LOSS or len(pairs) > 1:
+    if not kept or len(sizes) < len(reduced.counted) or len(pairs) > 1:
         return None
+    if max(spans) > _WIDEST_LOSS:
+        return math.inf
     rough = min(
         (e for e in (_pure(reduced, delta, orders), _rdp(reduced, delta, _FEW_ORDERS)) if e is not None),
         default=0.0,

@@ -25,7 +25,6 @@ from sordino.errors import (
     Range,
     SordinoError,
     UnsoundGuarantee,
-    UnsupportedEvent,
     check_range,
 )
 from sordino.planning import MOST_CLIENTS, PublicNumbers
@@ -122,14 +121,11 @@ def bought(multiplier: float, question: Question) -> float:
     `question.epsilon` is ignored."""
     q = question
     check_multiplier(multiplier, "give a multiplier above 0: noise / sensitivity")
-    try:
-        if q.unit == "client" and q.rate < 1:
-            event = Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds)
-            epsilon = epsilon_by(accountant(q.rounds, q.delta), event, q.delta, "zero_out")
-        else:
-            epsilon = epsilon_of(math.sqrt(q.turns) / multiplier, q.delta)
-    except UnsupportedEvent:
-        epsilon = math.inf
+    if q.unit == "client" and q.rate < 1:
+        event = Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds)
+        epsilon = epsilon_by(accountant(q.rounds, q.delta), event, q.delta, "zero_out")
+    else:
+        epsilon = epsilon_of(math.sqrt(q.turns) / multiplier, q.delta)
     if not 0 < epsilon < 1e6:
         raise UnsoundGuarantee(
             f"a noise multiplier of {multiplier:g} gives {('no finite epsilon' if epsilon else 'epsilon 0')} "
