@@ -1,4 +1,4 @@
-# The two commands of the README are `make demo` and `make test`; nothing but Python 3.11+ and a package index is needed.
+# The README begins with `make demo`, CONTRIBUTING.md with `make test`; both need only Python 3.11+ and a package index.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,8 +56,8 @@ docs: $(VENV)/dev # the site, in docs/_build; a warning is an error
 bench: $(BIN)/sordino # ratios against a plain PyTorch loop, in the same run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rounds.py
 
-size: # lines of the source by room; then packages and megabytes of the core, in a fresh environment
-	$(PYTHON) docs/house_size.py
+size: $(BIN)/sordino # lines of the source by room; then packages and megabytes of the core, in a fresh environment
+	$(BIN)/python docs/house_size.py
 	$(PYTHON) benchmarks/install_size.py
 
 clean: # remove the environment, the built site and caches

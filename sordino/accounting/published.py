@@ -1,5 +1,5 @@
 """Published accounting, reproduced digit by digit and recomputed. None of it is a guarantee: every result made with it
-is `nominal`, and no `nominal_*` deviates from its publication.
+is `nominal`, and no function here deviates from its publication.
 
 CUAG-PFL      Li, Xiao and Chen, Chinese Journal of Computers 2024: Gaussian-DP central limit theorem at the product of
               two sampling rates

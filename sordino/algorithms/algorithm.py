@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias
+from typing import Any, ClassVar, Generic, Self, TypeAlias
 
 from sordino import user_code
 from sordino.algorithms.optional import Home, OptionalSide
@@ -18,10 +18,6 @@ from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import OwnModels
 from sordino.types import C, D, LocalWork, Params, Reader, Received, S, Shard, Task, U
-
-if TYPE_CHECKING:
-    pass
-
 
 KEEPS = "{} keeps nothing of the rows that it is shown"
 

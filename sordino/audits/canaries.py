@@ -200,10 +200,10 @@ class CanaryExamples(CanaryDirections):
     @cached_property
     def owners(self) -> list[int]:
         # the same in every phase
-        sizes, wanted = self.simulation.setup.public.sizes, min(self.wanted, ROOM // self._model)
+        sizes, wanted = self.simulation.setup.public.sizes, min(self.wanted, ROOM // self.simulation.setup.parameters)
         if not self.each:  # all directions are in one sum, and no more can be orthogonal
-            wanted = min(wanted, self._model)
-        room = {k: min(self._room(size), self._model) for k, size in enumerate(sizes) if size > 1}
+            wanted = min(wanted, self.simulation.setup.parameters)
+        room = {k: min(self._room(size), self.simulation.setup.parameters) for k, size in enumerate(sizes) if size > 1}
         found: list[int] = []
         while room and len(found) < wanted:  # one more at every client that has room
             here = list(room)[: wanted - len(found)]
@@ -219,13 +219,9 @@ class CanaryExamples(CanaryDirections):
         # where cells are drawn anew, two canaries in one cell would be clipped together
         return int(SHARE * reader.cells) if reader.sampling == "poisson" else min(int(SHARE * size), reader.cells // 2)
 
-    @cached_property
-    def _model(self) -> int:
-        return tree.size(self.simulation.setup.task.init(0))
-
     @property
     def numbers(self) -> int:
-        return self._model
+        return self.simulation.setup.parameters
 
     @property
     def _reader(self) -> NoisyReader:

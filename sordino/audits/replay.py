@@ -57,10 +57,9 @@ def check_allowed(
 
 
 class RecordedRound(NamedTuple):
-    """Messages of one replayed round, with the models before and after it."""
+    """Messages of one replayed round, with the model before it."""
 
     before: Params  # the broadcast model
-    after: Params
     each: Mapping[int, Params]  # changes of the model in single uploads, decoded; empty where none can be read
     together: Params | None  # change of the model in the sum of all uploads
     answered: list[int]
@@ -210,7 +209,6 @@ class Replay(Rounds):
         received = outcome.received
         return RecordedRound(
             before,
-            self.model(),
             self._each(t, clients.answers, clients.down),
             None if received is None else Estimates.of(self.algorithm).change(received.mean),
             outcome.answered,
@@ -272,7 +270,7 @@ class UnprotectedRounds(Rounds):
         )
         self.server, self.t = self.algorithm.update(self.server, received, self.simulation.home), t + 1
         each, together = self._each(t, answers, down), Estimates.of(self.algorithm).change(received.mean)
-        return RecordedRound(before, self.model(), each, together, [*terms], down, terms)
+        return RecordedRound(before, each, together, [*terms], down, terms)
 
 
 class ReplayedPreparation(NamedTuple):

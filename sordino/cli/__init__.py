@@ -2,8 +2,8 @@
 
 Importing it loads neither torch nor scipy, and no command.
 
-Options that commands share, with parsers that answer a mistyped one with the right form; and output: tables for people,
-plain lines for other programs, one JSON object where --json was given.
+It holds the options that commands share, whose parsers answer a mistyped one with the right form, and the output:
+tables for people, plain lines for other programs, one JSON object where --json was given.
 """
 
 from __future__ import annotations

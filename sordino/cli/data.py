@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sordino.data.tabular import TableFacts
     from sordino.runs.population import Population
 
-app = CommandGroup(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
+app = CommandGroup(help="Data, and how they are divided among clients.", no_args_is_help=True)
 
 
 FEW = 3  # examples: a client that can hardly learn

@@ -205,7 +205,9 @@ def _terminal(facts: MachineFacts) -> Finding:
 
 
 def _cores() -> float:
-    held = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from sordino.engine.executor import cores
+
+    held = cores()
     quota = _words(Path("/sys/fs/cgroup/cpu.max"))  # of a container: "200000 100000" is two cores
     return min(held, int(quota[0]) / int(quota[1])) if len(quota) == 2 and quota[0] != "max" else held
 

@@ -30,7 +30,7 @@ from sordino.errors import ConfigError
 if TYPE_CHECKING:
     from sordino.planning.planner import SmallestFederation
 
-app = CommandGroup(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
+app = CommandGroup(help="Budgets, guarantees and receipts.", no_args_is_help=True)
 
 
 def _unit(value: str | None) -> str | None:

@@ -155,7 +155,7 @@ MANY_CLASSES = 20
 
 
 class ColumnFacts(NamedTuple):
-    """Facts about one column, for `sordino data show`."""
+    """Facts about one column, for `sordino data list EXPERIMENT`."""
 
     name: str
     kind: str  # as declared, else as read
@@ -166,7 +166,7 @@ class ColumnFacts(NamedTuple):
 
 
 class TableFacts(NamedTuple):
-    """Facts about a table, for `sordino data show`."""
+    """Facts about a table, for `sordino data list EXPERIMENT`."""
 
     files: list[dict[str, Any]]
     columns: list[ColumnFacts]

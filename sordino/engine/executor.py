@@ -60,7 +60,7 @@ class Clients(ABC):
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         """Answers of every client named in `terms` to round t; `down`: the broadcast."""
 
-    def gather(self) -> None:  # noqa: B027 (a default, not a hole)
+    def gather(self) -> None:  # noqa: B027 (empty on purpose)
         """Waits, before a round, until enough clients can be reached; clients on this machine always can."""
 
     def away(self, client: int) -> bool:

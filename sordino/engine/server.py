@@ -24,7 +24,7 @@ from sordino.engine import wire
 from sordino.engine.executor import Answers, SecureSum, Tally
 from sordino.errors import NonFiniteModel, WireError
 from sordino.planning.accounts import Accounts, OpenRound
-from sordino.planning.planner import in_mean, of_reader, of_uplink
+from sordino.planning.planner import of_reader, of_uplink
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.robust import fewest
@@ -126,9 +126,10 @@ class FederatedServer(Accounts):
             if now.central is None:
                 return 0.0
             return self._noise_std(now.central, 0, coordinates) / self._denominator(now)
-        found = [(k, price.multiplier) for k in answered if (price := now.prices[k])]
-        stds = [self._noise_std(z, self.sizes[k], coordinates) for k, z in found]
-        return in_mean(stds, [self.weights[k] for k, _ in found])
+        noised = [(k, price.multiplier) for k in answered if (price := now.prices[k])]
+        stds = (self.weights[k] * self._noise_std(z, self.sizes[k], coordinates) for k, z in noised)
+        total = math.fsum(self.weights[k] for k, _ in noised)
+        return math.hypot(*stds) / total if total else 0.0
 
     def _noise_std(self, multiplier: float, size: int, coordinates: int) -> float:
         """Standard deviation of the noise in one coordinate of the noised quantity: of one upload, or of the sum of

@@ -42,7 +42,7 @@ def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Con
     with ExitStack() as undo:
         if place is None:
             connection = undo.enter_context(closing(_connect(":memory:")))
-            _found(connection, first)
+            _write_schema(connection, first)
         else:
             check_directory(place)
             if not place.exists():
@@ -135,7 +135,7 @@ def _connect(name: str) -> sqlite3.Connection:
     return connection
 
 
-def _found(connection: sqlite3.Connection, first: tuple[bytes, bytes]) -> None:
+def _write_schema(connection: sqlite3.Connection, first: tuple[bytes, bytes]) -> None:
     connection.execute(f"PRAGMA application_id={_APPLICATION}")
     connection.execute(f"PRAGMA user_version={_VERSION}")
     connection.execute("BEGIN IMMEDIATE")
@@ -151,7 +151,7 @@ def _create(place: Path, first: tuple[bytes, bytes]) -> None:
         draft = Path(workshop, place.name)
         with closing(_connect(f"{draft.as_uri()}?mode=rwc")) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
-            _found(connection, first)
+            _write_schema(connection, first)
         draft.chmod(0o600)  # it shows what single clients have spent
         try:
             os.link(draft, place)  # unlike a rename, a link never replaces a ledger another process has just founded

@@ -46,7 +46,7 @@ class OpenRound:
     prices: Mapping[int, Price | None] = field(default_factory=dict)  # of all who were asked
     granted: Sequence[int] = ()  # the clients that could pay, and may take part
     central: float | None = None  # multiplier of its central noise
-    draws: bool = False  # does it draw noise that is drawn once only?
+    draws: bool = False  # true: its release draws new noise
 
 
 class LedgerRequest(NamedTuple):

@@ -83,7 +83,7 @@ class PlannedRun:
             return 0.0
         sized = (one.priced for one in self.phases if any(typed is None for _, typed in one.offers))
         drift = math.fsum(one.drift for one in sized)
-        return lacking(epsilon, before + drift) * (1 + 1e-5)  # more than a statement takes
+        return lacking(epsilon, before + drift) * (1 + 1e-5)  # a little more than the statement will take off
 
     def agreement(self, dataset: str) -> Agreement:
         """Content of agreement.json: sizes and names of the clients, shape of the data and length of an upload, all

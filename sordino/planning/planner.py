@@ -4,7 +4,7 @@ It works on a `PlannedPhase`, so public numbers are enough: every round is reser
 would reserve it, and nothing is trained. A site plans for itself alone, as if it took part as often as it can pay.
 
 The noise of one upload is compared with the largest signal that it can carry. In a round's mean independent noises of
-the clients average out (`in_mean`), and one central noise is divided by the public denominator. All norms are root mean
+the clients average out, and one central noise is divided by the public denominator. All norms are root mean
 squares: a coordinate's deviation times sqrt(d).
 """
 
@@ -321,12 +321,6 @@ def of_uplink(uplink: Uplink, multiplier: float, coordinates: int) -> NoiseLevel
     assert stage is not None
     std = stage.std(bound, multiplier, coordinates)
     return NoiseLevel(std / uplink.scale, bound.l2 / uplink.scale)
-
-
-def in_mean(stds: Sequence[float], weights: Sequence[float]) -> float:
-    """Standard deviation of one coordinate of a weighted mean of independent noises."""
-    total = math.fsum(weights)
-    return math.hypot(*(w * std for w, std in zip(weights, stds, strict=True))) / total if total else 0.0
 
 
 # loud enough ----------------------------------------------------------------------------------------------------------

@@ -2,9 +2,8 @@
 
 Nothing here trains, reads data, draws noise or serves.
 
-Shapes of the JSON files in a run folder. A file of another shape is refused as damaged.
-
-Fields of the receipt carry their meanings, of which `receipt_schema` makes the published JSON Schema.
+The classes below are the JSON files of a run folder; a file of another shape is refused as damaged. `receipt_schema`
+makes the published JSON Schema from the fields of `Receipt` and their descriptions.
 """
 
 from __future__ import annotations

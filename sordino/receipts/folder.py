@@ -63,7 +63,7 @@ class RunFolder:
     model_file = _Named("model.safetensors")
     description_file = _Named("model.json")  # shape, scale and classes: all that using the model takes
     events_file = _Named("events.jsonl")  # between sites: one object for each thing that happened
-    sites_file = _Named("sites.json")  # between sites: the newest that each has signed, which the server gives back
+    sites_file = _Named("sites.json")  # between sites: the newest ledger head that each has signed
     log_file = _Named("log.txt")  # remarks for the user that no table shows
     attack_file = _Named("attack.json")  # results of attacks, with images of the training data
     audit_file = _Named("audit.json")  # results of an audit of the trained run
@@ -71,7 +71,7 @@ class RunFolder:
     evaluators_page = _Named("evaluator-only.html")  # in the private folder
     lock_file = _Named(".lock")
     own_ledger = _Named("ledger.sqlite")
-    checkpoints = _Named("checkpoints")  # old or new, never half
+    checkpoints = _Named("checkpoints")  # each is written whole or not at all
     preparation = _Named("preparation")  # a folder for each phase
     private = _Named(FOLDER)  # not to be shared (see `receipts.private`)
 

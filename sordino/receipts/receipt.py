@@ -66,44 +66,44 @@ OWN_MODELS = (
 )
 
 
-def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment, check: bool = False) -> Receipt:
+def receipt(setup: PlannedPhase, accounts: Accounts, environment: Environment, check: bool = False) -> Receipt:
     """Compute the receipt from the ledger alone, so that it can be recomputed; a round that was begun counts, finished
     or not. `check`: add the limits between which each exact epsilon must lie.
     """
-    experiment, ledger = setup.experiment, federation.ledger
-    federation.replay()
-    notes = [entry.released for entry in federation.entries()]
+    experiment, ledger = setup.experiment, accounts.ledger
+    accounts.replay()
+    notes = [entry.released for entry in accounts.entries()]
     rows = stated(notes, setup.public, experiment.privacy.delta, environment, check)
-    simulated_ = simulated(notes) if notes else not federation.policy.real
-    budget = _budget(setup, federation, bool(environment.shares_scores))
-    assumptions = assumed(notes, setup.public, environment, simulated_, budget is not None)
+    seeded = simulated(notes) if notes else not accounts.policy.real
+    budget = _budget(accounts, bool(environment.shares_scores))
+    assumptions = assumed(notes, setup.public, environment, seeded, budget is not None)
     if setup.whole.budget is not None and setup.whole.budget.personal is not None:
         assumptions.append(BUDGETS)
     if setup.ways and not environment.site:
         assumptions.append(OWN_MODELS)
-    if environment.site and federation.policy.hidden and federation.plan.everyone_pays:
+    if environment.site and accounts.policy.hidden and accounts.plan.everyone_pays:
         assumptions.append(LATE)
     return Receipt(
         format=FORMAT,
-        run=federation.run,
-        config=federation.config,
-        simulated=simulated_,
+        run=accounts.run,
+        config=accounts.config,
+        simulated=seeded,
         rounds=len(notes),
-        clients=len(federation.members),
+        clients=len(accounts.members),
         guarantees=tuple(_as_published(setup, row, len(notes), budget) for row in rows),
         budget=budget,
-        phases=_by_phase(setup, federation) if setup.preparation else (),
+        phases=_by_phase(setup, accounts) if setup.preparation else (),
         assumptions=tuple(assumptions),
         ledger_head=ledger.head(),
     )
 
 
 def assumed(
-    notes: Sequence[str], public: PublicNumbers, environment: Environment, simulated_: bool, budgeted: bool = False
+    notes: Sequence[str], public: PublicNumbers, environment: Environment, seeded: bool, budgeted: bool = False
 ) -> list[str]:
     """Assumptions that follow from the files of a run, without its code. `budgeted`: noise is planned, and may still be
     to come. No guarantee covers test metrics."""
-    drawn = [SIMULATED if simulated_ else ON_GRID] if noised(notes) or (budgeted and not notes) else []
+    drawn = [SIMULATED if seeded else ON_GRID] if noised(notes) or (budgeted and not notes) else []
     own = [] if environment.shares_scores else [NOT_SHARED]
     scored = [AT_THE_SERVER if environment.site else EVALUATION] if environment.clients is None else own
     about = [*drawn, TUNING, *[ARITHMETIC] * len(drawn), *scored, *public.assumed]
@@ -120,17 +120,17 @@ def stated(
     return beside_scores(rows, delta) if environment.shares_scores else rows
 
 
-def write_receipt(folder: Path, setup: PlannedPhase, federation: Accounts) -> Receipt:
+def write_receipt(folder: Path, setup: PlannedPhase, accounts: Accounts) -> Receipt:
     """Write the receipt with digests of the files beside it, and seal it in the ledger. An outdated report.html is
     deleted.
     """
     files = RunFolder(folder)
-    made = receipt(setup, federation, files.environment).beside(files=seal.digests(folder))
+    made = receipt(setup, accounts, files.environment).beside(files=seal.digests(folder))
     if seal.still_shows(folder, made):
         made = _with_page(folder, made)
     elif files.page_file.is_file():
         files.page_file.unlink()
-    return _sealed(folder, made, federation)
+    return _sealed(folder, made, accounts)
 
 
 def bind_page(folder: Path) -> bool:
@@ -141,13 +141,13 @@ def bind_page(folder: Path) -> bool:
         stated_values, claimed = seal.claimed(folder), RunFolder(folder).receipt()
     except (OSError, ValueError, RunError):  # there is none, or none that can be read
         return False
-    _, federation = opened(folder, reading=False)
-    with federation.ledger as ledger:
+    _, accounts = opened(folder, reading=False)
+    with accounts.ledger as ledger:
         own = ledger.sealed(seal.digest(stated_values))
         others = [*seal.absent(folder, stated_values), *seal.wrong(folder, stated_values)]
         if not own or any(not line.startswith(seal.PAGE) for line in others):
             return False
-        _sealed(folder, _with_page(folder, claimed), federation)
+        _sealed(folder, _with_page(folder, claimed), accounts)
     return True
 
 
@@ -155,9 +155,9 @@ def _with_page(folder: Path, made: Receipt) -> Receipt:
     return made.beside(files={**made.files, **seal.digests(folder, (seal.PAGE,))})
 
 
-def _sealed(folder: Path, made: Receipt, federation: Accounts) -> Receipt:
-    federation.ledger.seal(seal.digest(made.to_json()))
-    made, files = made.beside(ledger_head=federation.ledger.head()), RunFolder(folder)
+def _sealed(folder: Path, made: Receipt, accounts: Accounts) -> Receipt:
+    accounts.ledger.seal(seal.digest(made.to_json()))
+    made, files = made.beside(ledger_head=accounts.ledger.head()), RunFolder(folder)
     text = json.dumps(made.to_json(), indent=2).encode()
     if files.signature_file.is_file() and files.receipt_file.read_bytes() != text:
         files.signature_file.unlink()
@@ -166,10 +166,10 @@ def _sealed(folder: Path, made: Receipt, federation: Accounts) -> Receipt:
     return made
 
 
-def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
+def _by_phase(setup: PlannedPhase, accounts: Accounts) -> tuple[OfPhase, ...]:
     """Privacy guarantees of each phase, given earlier releases; they show which phase makes an epsilon infinite."""
     notes: dict[str, list[str]] = {phase_setup.phase: [] for phase_setup in (*setup.preparation, setup)}
-    for entry in federation.entries():
+    for entry in accounts.entries():
         notes[Op.of(entry.op).phase].append(entry.released)
     public, delta = setup.public, setup.experiment.privacy.delta
     return tuple(
@@ -204,28 +204,28 @@ def spending(folder: Path, most: int | None = None) -> Spending:
     from sordino.receipts.newest import check_run  # not before: whoever verifies has no use for it
 
     check_run(RunFolder(folder))
-    setup, federation = opened(folder)
+    setup, accounts = opened(folder)
     try:
-        made = receipt(setup, federation, RunFolder(folder).environment)
-        plan, books, members = federation.plan, federation.ledger, federation.members
+        made = receipt(setup, accounts, RunFolder(folder).environment)
+        plan, books, members = accounts.plan, accounts.ledger, accounts.members
         paid = {name for entry in books.entries() for name in entry.charges}  # by any run on this ledger
         spent = {name: tuple(part / UNIT for part in books.spent(name)) for name in (*paid, EVERYONE)}
         clients = tuple(
             OfClient(
                 client=k,
                 name=setup.public.clients[k] if setup.public.clients else "",
-                examples=federation.sizes[k] if setup.experiment.privacy.public_sizes else None,
-                participations=federation.participations.get(federation.payer(k), 0),
+                examples=accounts.sizes[k] if setup.experiment.privacy.public_sizes else None,
+                participations=accounts.participations.get(accounts.payer(k), 0),
                 planned=plan.participations[k],
-                spent=spent[EVERYONE] if federation.plan.one_price else spent.get(str(k), spent[EVERYONE]),
+                spent=spent[EVERYONE] if accounts.plan.one_price else spent.get(str(k), spent[EVERYONE]),
                 granted=None if (cap := plan.cap_of(k)) is None else tuple(part / UNIT for part in cap),
                 epsilon=None if plan.budget is None else plan.budget.of(k),
             )
             for k in (members[i] for i in some_of(len(members), most))
         )
     finally:
-        federation.ledger.close()
-    return Spending(**dict(made), by_client=clients, currency=federation.plan.currency.name)
+        accounts.ledger.close()
+    return Spending(**dict(made), by_client=clients, currency=accounts.plan.currency.name)
 
 
 def some_of(many: int, most: int | None) -> Sequence[int]:
@@ -245,16 +245,16 @@ def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
     return setup, setup.accounts(Accounts, agreed.dataset, files.ledger, run, clients, reading)
 
 
-def _budget(setup: PlannedPhase, federation: Accounts, shares_scores: bool) -> ReceiptBudget | None:
+def _budget(accounts: Accounts, shares_scores: bool) -> ReceiptBudget | None:
     """Privacy budget of the clients, and the share of it that is spent, counted in a quantity that adds up over rounds,
     such as rho of zCDP."""
-    plan = federation.plan
+    plan = accounts.plan
     if plan.cap is None or plan.budget is None:
         return None
-    everyone, members = federation.plan.one_price, federation.members
+    everyone, members = accounts.plan.one_price, accounts.members
     people = len(members)
     # by this run, in a shared ledger too
-    spent = [share_of(federation, client) for client in federation.spent]
+    spent = [share_of(accounts, client) for client in accounts.spent]
     participations = np.asarray(plan.participations)[np.asarray(members)]
     planned = dict(zip(*(found.tolist() for found in np.unique(participations, return_counts=True)), strict=True))
     personal = plan.budget.personal is not None
@@ -265,15 +265,15 @@ def _budget(setup: PlannedPhase, federation: Accounts, shares_scores: bool) -> R
         granted=tuple(part / UNIT for part in plan.cap),
         spent_share=_spread(_of_all(spent, 0.0, people, everyone)),
         participations_planned=_spread(planned),
-        participations_used=_spread(_of_all(list(federation.participations.values()), 0, people, everyone)),
-        groups=_groups(federation, shares_scores) if personal else (),
+        participations_used=_spread(_of_all(list(accounts.participations.values()), 0, people, everyone)),
+        groups=_groups(accounts, shares_scores) if personal else (),
         subject=plan.offer.subject if plan.offer and personal else None,
     )
 
 
-def share_of(federation: Accounts, client: int) -> float:
+def share_of(accounts: Accounts, client: int) -> float:
     """The share of its budget that this client has spent."""
-    limits, paid, pricing = federation.plan.cap_of(client), federation.spent.get(client), federation.plan.pricing
+    limits, paid, pricing = accounts.plan.cap_of(client), accounts.spent.get(client), accounts.plan.pricing
     if limits is None or paid is None:
         return 0.0
     if isinstance(pricing, Counted):  # other phases spend budgets of their own
@@ -281,21 +281,21 @@ def share_of(federation: Accounts, client: int) -> float:
     return max(part / limit for part, limit in zip(paid, limits, strict=True))
 
 
-def _groups(federation: Accounts, shares_scores: bool) -> tuple[Group, ...]:
+def _groups(accounts: Accounts, shares_scores: bool) -> tuple[Group, ...]:
     """Clients grouped by their budget (epsilon), with the epsilon that each group has spent by the ledger's events
     (beside shared scores, see `beside_scores`), and the one that a publication claims.
     """
-    plan = federation.plan
+    plan = accounts.plan
     assert plan.offer is not None
     assert plan.budget is not None
     levels = plan.budget.levels()
-    notes = [entry.released for entry in federation.entries()]
-    rows = of_groups(notes, len(federation.sizes), plan.budget.delta, plan.offer.subject, list(levels.values()))
+    notes = [entry.released for entry in accounts.entries()]
+    rows = of_groups(notes, len(accounts.sizes), plan.budget.delta, plan.offer.subject, list(levels.values()))
     if shares_scores:
         rows = [row and beside_scores([row], row.delta)[0] for row in rows]
 
     def claimed(level: float, members: Sequence[int]) -> float | None:
-        return level * max(share_of(federation, federation.payer(k)) for k in members) if plan.claimed else None
+        return level * max(share_of(accounts, accounts.payer(k)) for k in members) if plan.claimed else None
 
     return tuple(
         Group(
@@ -304,7 +304,7 @@ def _groups(federation: Accounts, shares_scores: bool) -> tuple[Group, ...]:
             spent=0.0 if row is None else row.epsilon,
             status="none" if row is None else row.status,
             claimed=claimed(level, members),
-            participations=_spread(Counter(federation.participations.get(federation.payer(k), 0) for k in members)),
+            participations=_spread(Counter(accounts.participations.get(accounts.payer(k), 0) for k in members)),
         )
         for (level, members), row in zip(levels.items(), rows, strict=True)
     )

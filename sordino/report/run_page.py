@@ -1,9 +1,8 @@
-"""The page of one run: guarantees, scores, spending and partition, in one file that opens from disk.
+"""Two pages of one run, each in one file that opens from disk.
 
-The privacy annex: one page for a data protection assessment, as HTML or printed to a PDF.
-
-It states who is protected, from whom, how far, on which assumptions, and what was checked. No script, no network,
-nothing to unfold. An installed browser prints the PDF: no part of this library typesets text.
+`write` makes the report: guarantees, scores, spending and partition. `annex_page` makes the privacy annex for a data
+protection assessment, as HTML or printed to a PDF: who is protected, from whom, how far, on which assumptions, and what
+was checked. The annex has no script and nothing to unfold, and an installed browser prints its PDF.
 """
 
 from __future__ import annotations

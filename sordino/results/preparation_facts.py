@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino import keys, tree
+from sordino import keys
 from sordino.accounting.facts import Fact
 from sordino.algorithms.optional import PublicTensors
 from sordino.algorithms.phases import AskedDevice, Facts, Phase, PhaseMessages, RunNumbers
@@ -234,7 +234,7 @@ def _formula(phases: Sequence[Phase[Any, Any, Any, Any]], setup: PhaseSetup, rou
         chosen=_chosen_clients(setup),
         rounds=rounds or setup.experiment.rounds,
         classes=setup.task.labels,
-        model=tree.size(setup.task.init(0)),
+        model=setup.parameters,
         width=setup.task.width,
     )
     found = (phase.counted(setup.method, public) for phase in phases)

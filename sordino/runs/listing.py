@@ -67,10 +67,9 @@ def listed(place: Path) -> list[Listed]:
             code="no-folder",
         )
     folders = [path for path in sorted(place.iterdir()) if path.is_dir()]
+    # runs of a comparison included
     found = [path for one in folders for path in (one, *([] if _closed(one) else sorted(one.glob("seed-*"))))]
-    return [
-        _one(path, str(path.relative_to(place))) for path in found if _closed(path) or RunFolder(path).begun
-    ]  # with those of a comparison
+    return [_one(path, str(path.relative_to(place))) for path in found if _closed(path) or RunFolder(path).begun]
 
 
 def adding_up(found: Sequence[Listed]) -> list[str]:

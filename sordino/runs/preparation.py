@@ -19,7 +19,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from sordino import tree
 from sordino.accounting.composition import under
 from sordino.accounting.events import Json
 from sordino.algorithms.optional import PublicTensors, first_state
@@ -183,7 +182,7 @@ def _depends(setup: PhaseSetup, version: str) -> Json:
     priced = experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(setup) else None
     return {f"[{name}]": tables[name] for name in DEPENDS} | {
         "how the preparation is done": [repr(phase.algorithm) for phase in setup.preparation],
-        "the outputs of the model": tree.size(setup.task.init(0)),
+        "the outputs of the model": setup.parameters,
         "[privacy]": priced,
         "what a budget leaves for it": [(repr(phase.plan.pricing), phase.plan.portion) for phase in setup.preparation],
         "engine.precision": setup.engine.precision,

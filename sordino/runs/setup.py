@@ -143,7 +143,7 @@ class PhaseSetup(PlannedPhase):
     def task(self) -> Task:
         return self.whole.task
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return tree.size(self.task.init(0))
 

@@ -8,8 +8,8 @@
 
 A key that was revoked is on the list for ever, so that nobody allows it again by mistake, under this name or another.
 
-Certificate authority for a trial: one certificate for the server and one for each site. Where an institution has a CA,
-its certificates are used instead.
+For a trial this module also makes certificates: a certificate authority (CA), and one certificate for the server and
+one for each site. Where an institution has a CA, its certificates are used instead.
 
     DIR/ca.pem      CA certificate, which all ends trust
     DIR/ca.key      key of the CA: with it anybody can be let in, so it stays where it was made

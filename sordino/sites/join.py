@@ -215,7 +215,7 @@ def membership(
     data.check(asked.invitation.agreement, asked.client)
     whole = asked.whole
     if not known:
-        _found(asked, whole, data)
+        _create_folder(asked, whole, data)
     torch.set_num_threads(whole.experiment.engine.threads)
     keep_freed_memory()
     signer = asked.invitation.signer(asked.site, whole.experiment.digest(), options.identity)
@@ -253,7 +253,7 @@ def answers_key(asked: Proposed) -> bytes:
     return hmac.digest(asked.options.identity.private_bytes_raw(), f"sordino answers/{accepted}".encode(), "sha256")
 
 
-def _found(asked: Proposed, whole: RunSetup, data: OwnData) -> None:
+def _create_folder(asked: Proposed, whole: RunSetup, data: OwnData) -> None:
     fields, agreed = asked.invitation.fields, asked.invitation.agreement
     scores = asked.options.shares_scores
     environment = environment_of(whole.experiment, run=fields.run)

@@ -175,12 +175,12 @@ class KeyHolder(Responder):
     @cached_property
     def _secret(self) -> SecretKey:
         """Key of the run, generated once."""
-        stage = next(s for s in (held(self.whole, i) for i in range(len(self.whole.phases))) if s is not None)
+        secure = next(s for s in (held(self.whole, i) for i in range(len(self.whole.phases))) if s is not None)
         file = self.folder / "secret.key"
         if not file.exists():
-            made = stage.sums.GENERATE[stage.scheme](stage)
+            made = secure.sums.GENERATE[secure.scheme](secure)
             atomic_write(file, made.pack(), private=True)
-        return stage.sums.secret_key(stage, file.read_bytes())
+        return secure.sums.secret_key(secure, file.read_bytes())
 
     @cached_property
     def _opened(self) -> dict[str, str]:

@@ -31,11 +31,11 @@ class Quadratic:
     pads = False
     threads = learns_features = True
 
-    def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
-        self.dim, self.dtype = dim, dtype
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
 
     def init(self, key: keys.Key) -> Params:
-        return {"w": torch.zeros(self.dim, dtype=self.dtype)}
+        return {"w": torch.zeros(self.dim, dtype=torch.float64)}
 
     def state_dict(self, params: Params) -> Params:
         return params
@@ -44,7 +44,7 @@ class Quadratic:
         return x
 
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
-        a, b = x.to(self.dtype).chunk(2, dim=1)
+        a, b = x.to(torch.float64).chunk(2, dim=1)
         return 0.5 * (a * (params["w"] - b) ** 2).sum(1)
 
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ class Quadratic:
     def gradient(
         self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
     ) -> Params:
-        a, b = x.to(self.dtype).chunk(2, dim=1)
+        a, b = x.to(torch.float64).chunk(2, dim=1)
         return {"w": (a * (params["w"] - b)).mean(0)}
 
     def stacks(self, n: int) -> int:

@@ -70,7 +70,7 @@ def test_a_round_with_too_few_uploads_changes_nothing_and_says_so() -> None:
     rounds = run.rounds(bare=False)
     heard = rounds.round()
     assert len(heard.answered) < 5
-    assert all(torch.equal(heard.before[name], heard.after[name]) for name in heard.before)
+    assert all(torch.equal(before, rounds.model()[name]) for name, before in heard.before.items())
     assert any("the robust sum needs 5" in remark for remark in rounds.federation.inbox.remarks)
 
 

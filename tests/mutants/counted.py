@@ -141,8 +141,8 @@ COUNTED_OR_NOT = [
     one(
         "a personal budget is called kept against a server that gets scores",
         "receipts/receipt.py",
-        "_groups(federation, shares_scores)",
-        "_groups(federation, False)",
+        "_groups(accounts, shares_scores)",
+        "_groups(accounts, False)",
         "tests/sites/test_most_spent.py::test_beside_shared_scores_no_personal_budget_was_kept_against_the_server",
     ),
     one(
@@ -164,7 +164,7 @@ COUNTED_OR_NOT = [
         "audits/trained.py",
         "any(offer.unit == row.unit for offer in offers)",
         "bool(offers)",
-        "tests/audit/test_trained.py::test_a_row_about_a_person_takes_the_place_of_no_row_that_is_attacked",
+        "tests/audits/test_trained.py::test_a_row_about_a_person_takes_the_place_of_no_row_that_is_attacked",
     ),
     one(
         "a person may have more rows than are counted",

@@ -155,7 +155,7 @@ KEPT = [
         "attacks/methods/members.py",
         "stdtrit(trials - 1, alpha / 2)",
         "stdtrit(1e9, alpha / 2)",
-        "tests/audit/test_separation.py::test_intervals_of_eight_are_those_of_eight",
+        "tests/audits/test_separation.py::test_intervals_of_eight_are_those_of_eight",
     ),
     one(
         "a ledger that has two names",

@@ -43,7 +43,7 @@ RECEIPTS = [
         "audits/trained.py",
         "one = Gaussian(self.noise.noise_multiplier / factor)",
         "one = DiscreteGaussian(self.noise.noise_multiplier / factor)",
-        "tests/audit/test_trained.py::test_no_more_is_lost_than_noise_on_a_grid_loses",
+        "tests/audits/test_trained.py::test_no_more_is_lost_than_noise_on_a_grid_loses",
     ),
     one(
         "a score stands beside a real epsilon as if that covered it",

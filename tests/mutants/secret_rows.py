@@ -6,8 +6,8 @@ from tests.mutants.mutant import one
 
 SOURCES = "tests/privacy/noise/test_sources.py"
 INVERSION = "tests/attacks/test_gradient_inversion.py"
-AUDIT = "tests/audit/test_audit.py"
-EVERY = "tests/audit/test_every_reader.py"
+AUDIT = "tests/audits/test_audit.py"
+EVERY = "tests/audits/test_every_reader.py"
 MEMORY = "tests/tasks/test_hidden_state.py"
 OWN_CODE = "tests/runs/test_own_code.py"
 ELSEWHERE = "tests/privacy/test_faults_elsewhere.py"
@@ -263,21 +263,21 @@ SECRET_ROWS = [
         "audits/lower_bounds.py",
         "gammaincinv(len(off) / 2, alpha)",
         "gammaincinv(len(off) / 2, 1 - alpha)",
-        "tests/audit/test_one_run.py::test_the_deviation_of_gaussian_noise_has_an_exact_limit",
+        "tests/audits/test_one_run.py::test_the_deviation_of_gaussian_noise_has_an_exact_limit",
     ),
     one(
         "more canaries in a sum than there are orthogonal directions",
         "audits/canaries.py",
         "if not self.each:  # all directions",
         "if False:  # all directions",
-        "tests/audit/test_canaries.py::test_canaries_of_one_sum_are_as_many_as_there_are_orthogonal_directions",
+        "tests/audits/test_canaries.py::test_canaries_of_one_sum_are_as_many_as_there_are_orthogonal_directions",
     ),
     one(
         "a canary in few releases is said to hide in loud noise",
         "audits/trained.py",
         " * (canaries.weight / canaries.weight.max()).sqrt()",
         "",
-        "tests/audit/test_trained.py::test_a_canary_in_few_releases_shows_as_much_noise_as_one_in_all",
+        "tests/audits/test_trained.py::test_a_canary_in_few_releases_shows_as_much_noise_as_one_in_all",
     ),
     one(
         "a limit on steps passes for little noise",
@@ -291,7 +291,7 @@ SECRET_ROWS = [
         "audits/planted.py",
         "uplink, through = louder(uplink, level), unchanged",
         "uplink = louder(uplink, level)",
-        "tests/audit/test_trained.py"
+        "tests/audits/test_trained.py"
         "::test_canaries_are_seen_through_masks_as_closely_as_the_noise_in_their_sum_allows[of each client-3.0]",
     ),
     one(
@@ -392,6 +392,6 @@ SECRET_ROWS = [
         "audits/clients.py",
         "if isinstance(source, Weak) and self.uplink.grid is not None:",
         "if False:",
-        "tests/audit/test_many_draws.py::test_a_twin_on_a_grid_has_less_noise",
+        "tests/audits/test_many_draws.py::test_a_twin_on_a_grid_has_less_noise",
     ),
 ]

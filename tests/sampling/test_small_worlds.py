@@ -20,7 +20,7 @@ from sordino import keys
 from sordino.accounting.accountants import best
 from sordino.accounting.events import DiscreteGaussian, Event, Laplace, Poisson, Repeat
 from sordino.accounting.statement import lacking
-from sordino.privacy.noise import TOTAL_VARIATION
+from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.sampling import PoissonSample, Random, draws
 from sordino.sampling.by_budget import ByBudget
 from tests.helpers.exact_laws import WORDS, Law, changes, delta_of_both, gaussian_law, laplace_law, mixed, worst
@@ -128,7 +128,7 @@ def most_beyond(
         sums = tuple(tuple(sorted(laws[one].chances.items())) for one in (world, other))
         if (sums, client) not in known:
             printed = price(Repeat(event(client), releases), allowed, relation)
-            stated = allowed + lacking(printed, releases * TOTAL_VARIATION)
+            stated = allowed + lacking(printed, releases * TABLE_ERROR)
             p, q = (laws[one].plus(noise) for one in (world, other))
             if releases == 1:
                 lost = worst(p, q, printed)

@@ -15,7 +15,7 @@ A geometric number's binary digits are independent: digit j is 1 with probabilit
 its law is drawn digit by digit, without logarithms and without rejection; a sign makes it two-sided. The Gaussian
 accepts a Laplace number y with probability exp(-(|y| / sigma - 1)^2 / 2).
 
-Guarantees: each coordinate is within TOTAL_VARIATION of its law. Proof: a digit or sign compares 64 random bits with a
+Guarantees: each coordinate is within TABLE_ERROR of its law. Proof: a digit or sign compares 64 random bits with a
 threshold less than 2^-64 too low, at most 48 of them, and the digits left out would be 0 but for exp(-45): 3e-18
 together. An acceptance compares 53 random bits with a double; its chance is off by less than 6e-16 (2^-53 for the bits,
 five roundings of 2^-53 in the double), and more than half of the candidates are accepted: 2 (6e-16 + 3e-18). A sum of t
@@ -308,7 +308,6 @@ else:
     LawName = Literal[tuple(LAWS)]
 
 
-TOTAL_VARIATION: Final = 1e-14  # of one coordinate against the ideal law
 _MOST: Final = 2.0**40  # steps: 45 times that is an exact double
 _TAIL: Final = 45  # scales
 Ints = NDArray[np.int64]

@@ -4,10 +4,10 @@
 `SystemNoise` draws from the operating system's generator expanded by ChaCha20, and releases whole steps of an integer
 grid, so that the low bits of a floating-point sampler cannot reveal the input (Mironov, CCS 2012).
 
-Guarantees (System): exactly those of the continuous mechanism. Proof: what is released is floor((x + noise) / step),
-post-processing of it. Nothing about x is rounded before the noise: rounding a sum, unlike rounding its summands, would
-move every coordinate by up to a step more than its sensitivity says. The noise is drawn in two parts, its whole steps
-from a 64-bit table and then whether its fraction carries x over into the next step. Both together are within
+Guarantees (`SystemNoise`): exactly those of the continuous mechanism. Proof: what is released is floor((x + noise) /
+step), post-processing of it. Nothing about x is rounded before the noise: rounding a sum, unlike rounding its summands,
+would move every coordinate by up to a step more than its sensitivity says. The noise is drawn in two parts, its whole
+steps from a 64-bit table and then whether its fraction carries x over into the next step. Both together are within
 TABLE_ERROR of the ideal law in total variation per coordinate; that is a part of delta. Constant time is not claimed.
 """
 

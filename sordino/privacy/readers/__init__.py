@@ -1,15 +1,15 @@
 """Readers: interfaces by which client code reads examples, each with the noise and the guarantee that go with it.
 
-Training steps on private examples and public ones, such as images from a generator, under one loss.
+`BesidePublic` trains on private examples and public ones, such as images from a generator, under one loss.
 
 Public rows contain no private data, so client code may hold them. Only a reader without protection (`Open`) allows one
 loss of both together: a clip needs the gradient of each private example by itself. Public examples need neither clip
 nor noise.
 
-Base classes of private readers: a reader computes, say, gradients on a client's examples for client code, which never
-sees these, and a private one clips and adds noise. All share the calibration of noise, privacy claims, and a limit to
-the reads that the budget paid for. `GuardedShard` stands for one client's examples, and refuses every kind of read
-(batches, sums, rows) that the guarantee does not cover.
+`NoisyReader` and `ClippedReader` are the base classes of private readers: these compute, say, gradients on a client's
+examples, clip and add noise; client code never sees the examples. All share the calibration of noise, privacy claims,
+and a limit to the reads that the budget paid for. `GuardedShard` stands for one client's examples, and refuses every
+kind of read (batches, sums, rows) that the guarantee does not cover.
 
 An answer about an example may depend on that example alone: `check_apart` refuses networks that are known to mix
 examples, and `alone` calls a function on each example by itself, so that no user's program has to be trusted with

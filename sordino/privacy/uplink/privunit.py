@@ -9,8 +9,8 @@ Guarantees: epsilon, pure, for any two inputs. Proof: the density is p / cap on 
 cap being the cap's part of the sphere, and the quotient of the two is e^epsilon. That is a proof about real numbers.
 Here V is computed in float64 and released in steps of STEP / sqrt(d), so that the low bits do not reveal v; rounding
 errors change a step with a probability below FLOAT_ERROR per coordinate, which costs (1 + e^epsilon) times as much of
-delta; with real noise every row counts it. The noise is drawn from 64-bit words and not by `Source.gaussian`, whose own
-grid would remain visible through a rotation.
+delta; with real noise every row counts it. The noise is drawn from 64-bit words and not by `NoiseSource.noisy`, whose
+own grid would remain visible through a rotation.
 
 As a noise stage: epsilon = 1/multiplier for everything a client holds, against everybody: the length of an update is
 never sent, and an update of length 0 has a random direction. The expected answer is the clip radius times the

@@ -59,7 +59,7 @@ COLOURS = {
     "white": (0.97, 0.97, 0.97),
 }  # fmt: skip
 GROUNDS = {"at night": 0.08, "sunset": 0.45, "in fog": 0.7, "artificial light": 0.35, "daylight": 0.8, "sunshine": 0.9}
-GROUND, INK = 0.6, 0.05  # by default
+GROUND = 0.6  # brightness, where the prompt names none
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _arc(x: float, y: float, wide: float, tall: float, start: float, end: float)
     return [(x + wide * float(np.cos(t)), y + tall * float(np.sin(t))) for t in turns]
 
 
-def _corners(count: int, radius: float = 0.4, inner: float = 1.0, turn: float = -90) -> Line:
+def _corners(count: int, radius: float = 0.45, inner: float = 1.0, turn: float = -90) -> Line:
     """The closed outline of a regular polygon, or with `inner` below 1 of a star."""
     points = count if inner == 1 else 2 * count
     radii = [radius * (inner if at % 2 else 1) for at in range(points)]
@@ -216,9 +216,9 @@ DIGITS: tuple[tuple[Line, ...], ...] = (
 )
 SHAPES: tuple[tuple[Line, ...], ...] = (
     (_arc(0.5, 0.5, 0.36, 0.36, 0, 360),),
-    (_corners(4, 0.45, turn=-45),),
-    (_corners(3, 0.45),),
-    (_corners(5, 0.45, inner=0.4),),
+    (_corners(4, turn=-45),),
+    (_corners(3),),
+    (_corners(5, inner=0.4),),
     ([(0.5, 0.1), (0.5, 0.9)], [(0.1, 0.5), (0.9, 0.5)]),
     ([(0.15, 0.15), (0.85, 0.85)], [(0.85, 0.15), (0.15, 0.85)]),
     ([(0.1, 0.3), (0.3, 0.7), (0.5, 0.3), (0.7, 0.7), (0.9, 0.3)],),

@@ -274,9 +274,8 @@ class SlaugFL(Calibrated[Server, Server, Up], carries_statistics=True):
         return upload.delta
 
     def passes(self, size: int) -> float:
-        return (
-            super().passes(size) + (self.count or size) / 3
-        )  # and once through its drawn images, for their prototypes
+        # and once through its drawn images, for their prototypes
+        return super().passes(size) + (self.count or size) / 3
 
     def local(self, task: Task, down: Server, c: State, shard: Shard, key: Key) -> tuple[Up, State]:
         y, after = self.trained(task, down, c, shard, key)

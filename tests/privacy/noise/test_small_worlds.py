@@ -21,7 +21,7 @@ from sordino.accounting.accountants import best
 from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Laplace, Repeat, Response, Together
 from sordino.accounting.statement import lacking
 from sordino.privacy import noise
-from sordino.privacy.noise import TOTAL_VARIATION, GaussianNoise, LaplaceNoise
+from sordino.privacy.noise import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import TABLE_ERROR, SystemNoise, grid_step
 from sordino.privacy.readers import responses
 from sordino.privacy.uplink.privunit import FLOAT_ERROR, PureDirection, SphereCap, parameters
@@ -221,7 +221,7 @@ def test_rounded_laplace_noise_keeps_what_is_printed_for_it(moved: str) -> None:
         event = Laplace(scale / most)
         for shift in range(1, most + 1):
             for allowed in (0.0, 1e-6, 1e-2):
-                assert beyond(law, law.moved(shift), event, allowed, TOTAL_VARIATION) <= 1
+                assert beyond(law, law.moved(shift), event, allowed, TABLE_ERROR) <= 1
         assert worst(law, law.moved(most), 0.999999 * most / scale) > 1e-7  # no smaller epsilon would do
 
 
@@ -232,9 +232,9 @@ def test_discrete_gaussian_noise_keeps_what_is_printed_for_it(moved: str) -> Non
         law, event = gaussian_law(sigma), DiscreteGaussian(sigma / most)
         for allowed in (1e-9, 1e-5, 1e-2):
             for shift in range(1, most + 1):
-                assert beyond(law, law.moved(shift), event, allowed, TOTAL_VARIATION) <= 1
+                assert beyond(law, law.moved(shift), event, allowed, TABLE_ERROR) <= 1
             epsilon = printed(event, allowed)
-            tight.append(least(law, law.moved(most), allowed + lacking(epsilon, TOTAL_VARIATION), epsilon) / epsilon)
+            tight.append(least(law, law.moved(most), allowed + lacking(epsilon, TABLE_ERROR), epsilon) / epsilon)
     assert max(tight) > 0.9  # Renyi divergences alone are known of it, and they give no curve without a gap
 
 
@@ -266,7 +266,7 @@ def apart(law: Law, n: int) -> float:
 @pytest.mark.parametrize("releases", [2, pytest.param(3, marks=slow)])
 def test_composed_noise_keeps_what_is_printed(releases: int) -> None:
     """Also beside a response, where no accountant composes loss distributions."""
-    drift = releases * TOTAL_VARIATION
+    drift = releases * TABLE_ERROR
     noise, response = gaussian_law(0.5), [response_law(1.0, 2, value) for value in range(2)]
     pairs: list[tuple[Law, Law, Event]] = [
         (
@@ -331,7 +331,7 @@ def test_noise_that_is_a_little_off_is_caught(monkeypatch: pytest.MonkeyPatch, t
         laplace_drawn.cache_clear()
         gaussian_law.cache_clear()
     deltas = [0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1] if isinstance(event, Laplace) else [1e-6, 1e-4, 1e-3, 1e-2, 0.1]
-    assert max(beyond(law, law.moved(1), event, allowed, TOTAL_VARIATION) for allowed in deltas) > 1
+    assert max(beyond(law, law.moved(1), event, allowed, TABLE_ERROR) for allowed in deltas) > 1
 
 
 @slow
@@ -345,8 +345,8 @@ def test_a_sum_of_shares_keeps_what_is_printed_with_all_of_them_and_not_with_one
     event = DiscreteGaussian(4.0 * math.sqrt(parties) / most)
     for allowed in (1e-5, 1e-2):
         for shift in range(1, most + 1):
-            assert beyond(whole, whole.moved(shift), event, allowed, parties * TOTAL_VARIATION) <= 1
-        assert beyond(fewer, fewer.moved(most), event, allowed, parties * TOTAL_VARIATION) > 1
+            assert beyond(whole, whole.moved(shift), event, allowed, parties * TABLE_ERROR) <= 1
+        assert beyond(fewer, fewer.moved(most), event, allowed, parties * TABLE_ERROR) > 1
 
 
 def law_of(name: str) -> Any:
@@ -364,4 +364,4 @@ def test_the_laws_that_are_enumerated_are_those_that_are_drawn(name: str) -> Non
     else:
         ideal = {y: math.exp(-(y**2) / (2 * scale**2)) for y in range(-60, 61)}
     whole = math.fsum(ideal.values())
-    assert sum(abs(float(law.chance(y)) - ideal[y] / whole) for y in ideal) < 2 * TOTAL_VARIATION + 1e-15
+    assert sum(abs(float(law.chance(y)) - ideal[y] / whole) for y in ideal) < 2 * TABLE_ERROR + 1e-15

@@ -20,7 +20,8 @@ from sordino.accounting.events import Event, NonPrivate
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import lacking
 from sordino.privacy import noise
-from sordino.privacy.noise import TOTAL_VARIATION, IntegerNoiseLaw, LaplaceNoise
+from sordino.privacy.noise import IntegerNoiseLaw, LaplaceNoise
+from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.stages import Clip, Noise
@@ -104,7 +105,7 @@ def test_whole_updates_keep_what_is_printed_for_them(
         event, scale = promised(uplink, multiplier), scale_of(noise, bound, multiplier, monkeypatch)
         for allowed in (0.0, 1e-3, 0.05):
             epsilon = best(event, allowed, neighbours).epsilon
-            stated = allowed + lacking(epsilon, 2 * TOTAL_VARIATION)
+            stated = allowed + lacking(epsilon, 2 * TABLE_ERROR)
             # both coordinates have the same noise
             assert all(lost(scale, move, epsilon) <= stated for move in {(min(m), max(m)) for m in apart})
             farthest_apart = max(apart, key=lambda move: (sum(move), max(move)))
@@ -144,7 +145,7 @@ def test_too_little_spread_is_caught(twin: str, monkeypatch: pytest.MonkeyPatch)
     scale = scale_of(noise, bound, 0.5, monkeypatch)
     epsilon = best(LaplaceNoise().event(0.5), 0.0, "replace").epsilon
     farthest = max(moves(whole), key=lambda move: (sum(move), max(move)))
-    assert lost(scale, farthest, epsilon) > lacking(epsilon, 2 * TOTAL_VARIATION)
+    assert lost(scale, farthest, epsilon) > lacking(epsilon, 2 * TABLE_ERROR)
 
 
 def test_a_grid_that_is_fine_enough_for_gaussian_noise_is_allowed() -> None:

@@ -27,7 +27,7 @@ from sordino.privacy.readers.responses import composed_delta
 from sordino.privacy.uplink.stages import Noise
 from sordino.results.findings import AuditedPromise, TrainedAudit
 from sordino.runs.simulation import Simulation, settle, simulated
-from tests.audit.test_trained import promise
+from tests.audits.test_trained import promise
 
 slow = pytest.mark.slow
 FEW = ("rounds=2", "data.train=512", "partition={scheme='iid',clients=4}")

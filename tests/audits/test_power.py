@@ -23,7 +23,7 @@ from sordino.audits.canary_replays import ScoredCanaries
 from sordino.audits.trained import WRONG, NoiseRead, judged, noise_lacking, strongest
 from sordino.planning.planner import Planner
 from sordino.runs.simulation import Simulation, settle, simulated
-from tests.audit.test_trained import promise
+from tests.audits.test_trained import promise
 
 SAMPLED = Repeat(Poisson(0.2, Gaussian(1.0765)), 40)  # epsilon 8 at 1e-5
 COMPOSED = Together((Gaussian(3.0), Repeat(Gaussian(5.0), 30)))
