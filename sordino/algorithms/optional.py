@@ -107,7 +107,8 @@ class PerClientMessages(OptionalSide):
 
 
 class RequestsClients(OptionalSide, metaclass=ABCMeta):
-    """A method that chooses the clients of a round itself."""
+    """A method that chooses the clients of a round itself, in a visible cohort. What is stated of such a run is
+    `conditional`: it counts the rounds in which a client was asked, and earlier releases have chosen these."""
 
     @abstractmethod
     def requested_clients(self, s: Any) -> Sequence[int]:

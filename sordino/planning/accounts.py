@@ -75,6 +75,7 @@ class Accounts:
     called: Callable[[int], str] = str  # the name of a client, where it has one that may be shown
     void: tuple[str, ...] = ()  # why no claim holds, if that is so
     own_code: tuple[str, ...] = ()  # names of a user's own code that is shown rows
+    conditions: tuple[str, ...] = ()  # of every claim of the run
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     only: tuple[int, ...] | None = None  # the clients whose accounts these are; None: all
     witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # records an operation before anything leaves
@@ -327,7 +328,7 @@ class Accounts:
         if self.own_code and (claim.unit != "client" or len(self.members) > 1):  # clients of a process share a network
             claim = claim.resting_on(*map(self.algorithm.rests_on, self.own_code))
         stated = map(STATES.format, dict.fromkeys(user_code.parts(gate)))
-        claim = claim.resting_on(*stated, *self.plan.conditions(claim.unit))
+        claim = claim.resting_on(*stated, *self.plan.conditions(claim.unit), *self.conditions)
         inexact = self.policy.real and draws_afresh(claim.event)
         return claim.beside(drift=error * self.coordinates) if inexact else claim
 

@@ -17,7 +17,7 @@ from sordino.accounting.facts import FORMAT
 from sordino.accounting.pricing import Pricing
 from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.algorithms.optional import FitsData, PublicFacts
+from sordino.algorithms.optional import FitsData, PublicFacts, RequestsClients
 from sordino.algorithms.phases import Phase
 from sordino.algorithms.preset import adapting
 from sordino.budget import SCHEDULES, Adaptive, Schedule
@@ -37,6 +37,7 @@ from sordino.tasks.personalise import ways
 from sordino.types import Offer
 
 SHARED = 0.25  # of delta: what runs that share a ledger set aside for real noise, so that their caps are the same
+CHOOSES = "no release decides whom a round asks, or whether there is one"
 Members: TypeAlias = tuple[int, ...] | None  # a site's own clients; None: all clients
 A = TypeVar("A", bound=Accounts)
 
@@ -84,6 +85,18 @@ class PlannedRun:
         sized = (one.priced for one in self.phases if any(typed is None for _, typed in one.offers))
         drift = math.fsum(one.drift for one in sized)
         return lacking(epsilon, before + drift) * (1 + 1e-5)  # a little more than the statement will take off
+
+    @cached_property
+    def conditions(self) -> tuple[str, ...]:
+        """Extra conditions of all guarantees of a run in which earlier releases decide how often a client is asked: a
+        statement counts the rounds that there were."""
+        if not any(isinstance(one.chosen, RequestsClients) or (one.prepares and one.rounds > 1) for one in self.phases):
+            return ()
+        pays = next((one.plan.offer for one in self.phases if one.plan.budget and one.plan.offer), None)
+        if pays is None or self.budget is None:
+            return (CHOOSES,)
+        who = pays.subject
+        return (f"{CHOOSES}; epsilon {self.budget.epsilon} per {who.unit} ({who.neighbours}) always holds",)
 
     def agreement(self, dataset: str) -> Agreement:
         """Content of agreement.json: sizes and names of the clients, shape of the data and length of an upload, all
@@ -247,6 +260,14 @@ class PlannedPhase:
         experiment, delta = self.experiment, self.experiment.privacy.delta
         check_reads(self.algorithm)
         self.check_model()
+        if isinstance(self.chosen, RequestsClients) and (self.policy.hidden or self.cohort.personal):
+            raise UnsoundGuarantee(
+                f"{type(self.chosen).__name__} chooses its clients itself, in a hidden cohort",
+                why="the guarantee of a hidden cohort rests on independent coins that nobody sees, and no coin is "
+                "tossed for a client that is chosen",
+                fix='use a visible cohort, such as cohort = "everyone": then each client pays for its own rounds',
+                code="requests-without-coins",
+            )
         _ = self.stragglers
         method, most = self.method, self.cohort.expected(len(self.public.sizes))
         check_robust(method.uplink.robust, most, method.takes_mean and not method.reads_each, self.policy.hidden)
@@ -310,6 +331,7 @@ class PlannedPhase:
             coordinates=self.coordinates,
             void=self.public.void,
             own_code=shown_rows(self.experiment),
+            conditions=self.whole.conditions,
             before=tuple(phase.run_of(run) for phase in self.preparation[: self.stage]),
             only=only,
         )

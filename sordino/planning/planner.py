@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 from sordino.accounting.claims import Subject
 from sordino.accounting.facts import Fact, Number
 from sordino.accounting.statement import COARSE, Guarantee, Promised, of_groups, statement, unspent
+from sordino.algorithms.optional import RequestsClients
 from sordino.budget import lacks_delta
 from sordino.budget.plan import kinds
 from sordino.ledger.ledger import MEMORY
@@ -93,7 +94,8 @@ class Planner:
         for t in range(self.phase.experiment.rounds):
             now = books.open(t)
             active: Sequence[int] = books.members
-            if self.only is None:
+            # a method that chooses its clients by what came of earlier rounds may ask each of them in every round
+            if self.only is None and not isinstance(books.algorithm, RequestsClients):
                 active = books.stragglers.split(books.draw(now), t, books.key).active
             # a site may be asked in any round whatever the seed says, and secret coins may draw any client
             anybody = self.only is not None or (books.policy.secret_cohort and not books.plan.everyone_pays)

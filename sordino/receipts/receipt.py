@@ -50,7 +50,10 @@ ON_GRID = (
     "noise came from the operating system on an integer grid; delta includes the difference between its sampling "
     "tables and the ideal distribution"
 )
-TUNING = "choosing hyper-parameters, or when a run ends, by what came of the same data is not accounted for"
+TUNING = (
+    "choosing hyper-parameters, whom a round asks, or when a run ends, by what came of the same data is not accounted "
+    "for"
+)
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"
 EVALUATION = "test scores are not covered by epsilon: only the evaluator sees them"

@@ -268,7 +268,7 @@ RECEIPTS = [
     one(
         "whoever looks at releases may end a run, and its receipt is silent",
         "receipts/receipt.py",
-        "hyper-parameters, or when a run ends, by",
+        "hyper-parameters, whom a round asks, or when a run ends, by",
         "hyper-parameters by",
         f"{SPENDING}::test_a_receipt_says_that_no_release_may_end_a_run",
     ),

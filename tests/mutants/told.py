@@ -8,6 +8,7 @@ from tests.mutants.mutant import one
 OUTSIDE = "tests/data/test_outside.py"
 HOLDING = "tests/laws/test_secret_rows.py::test_a_receipt_says_that_sizes_are_public_or_who_holds_anything"
 BROUGHT = "tests/runs/test_data.py::test_it_is_said_that_what_a_server_has_of_its_own_and_what_is_declared_are_public"
+CHOSEN = "tests/budget/test_chosen_clients.py"
 MEASURED = "tests/results/test_measured_by.py"
 
 TOLD = [
@@ -329,5 +330,19 @@ TOLD = [
         "if 0 <= client < len(self.clients) else",
         "if self.clients else",
         "tests/sites/test_masked_sums.py::test_no_site_speaks_for_the_clients_of_another[or of nobody]",
+    ),
+    one(
+        "a method that chooses its clients is amplified by coins that nobody tossed",
+        "planning/phase.py",
+        "if isinstance(self.chosen, RequestsClients) and (self.policy.hidden or self.cohort.personal):",
+        "if False:",
+        f"{CHOSEN}::test_no_coin_amplifies_a_choice[cohort0]",
+    ),
+    one(
+        "how often the best devices were asked is stated as if it had been fixed",
+        "planning/phase.py",
+        "            conditions=self.whole.conditions,\n",
+        "",
+        f"{CHOSEN}::test_what_is_stated_of_a_choice_rests_on_it",
     ),
 ]
