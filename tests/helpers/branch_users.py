@@ -9,7 +9,6 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 LISTED = TESTS / "needs_branches.txt"
 WHOLE_PROGRAM = ("experiments", "mutants", "repository", "stories")
-OF_BRANCH = {"audits": "audit"}  # folders of tests that are not called like their branch
 
 
 @cache
@@ -33,5 +32,5 @@ def left_out() -> frozenset[str]:
     """Files and tests that this copy leaves out: none where it is whole."""
     if not lacking():
         return frozenset()
-    folders = (*WHOLE_PROGRAM, *(OF_BRANCH.get(name, name) for name in lacking()))
+    folders = (*WHOLE_PROGRAM, *lacking())
     return frozenset([*listed(), *(f"tests/{name}" for name in folders)])

@@ -209,7 +209,7 @@ def written_in_place(patched: pytest.MonkeyPatch) -> None:
     def create(place: Path, first: tuple[bytes, bytes]) -> None:
         connection = storage._connect(f"{place.as_uri()}?mode=rwc")
         connection.execute("PRAGMA journal_mode=WAL")
-        storage._found(connection, first)
+        storage._write_schema(connection, first)
         connection.close()
 
     patched.setattr(storage, "_create", create)

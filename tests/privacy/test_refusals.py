@@ -70,6 +70,7 @@ NOT_IN_A_TABLE = {
     "batch-norm": "test_batch_norm_is_refused",
     "own-data-undeclared": "test_real_noise_wants_declared_rows_and_a_partition_without_labels",
     "own-cohort-amplifies": "test_a_cohort_of_ones_own_claims_no_amplification",
+    "requests-without-coins": "test_no_coin_amplifies_a_choice",
     "schema-is-a-draft": "test_a_private_table_learns_nothing_from_its_rows",
     "sizes-move-rows": "test_a_visit_more_moves_no_visit_of_another_client",
     "method-reads-tests": "test_a_method_beside_real_noise_ranks_nobody_by_test_examples",
