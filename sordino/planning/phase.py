@@ -96,7 +96,8 @@ class PlannedRun:
         if pays is None or self.budget is None:
             return (CHOOSES,)
         who = pays.subject
-        return (f"{CHOOSES}; epsilon {self.budget.epsilon} per {who.unit} ({who.neighbours}) always holds",)
+        whole = f"epsilon {self.budget.epsilon} per {who.unit} ({who.neighbours})"
+        return (f"{CHOOSES}; the whole budget, {whole}, pays for every round that there may be",)
 
     def agreement(self, dataset: str) -> Agreement:
         """Content of agreement.json: sizes and names of the clients, shape of the data and length of an upload, all

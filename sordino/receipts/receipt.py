@@ -51,8 +51,8 @@ ON_GRID = (
     "tables and the ideal distribution"
 )
 TUNING = (
-    "choosing hyper-parameters, whom a round asks, or when a run ends, by what came of the same data is not accounted "
-    "for"
+    "choosing hyper-parameters, whom a round asks, or when a run ends, by what came of the same data "
+    "is not accounted for"
 )
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"

@@ -1,4 +1,4 @@
-"""A method that chooses its clients itself: no coin amplifies what is promised, and what is stated rests on the choice."""
+"""A method that chooses its clients itself: no coin amplifies its promise, and what is stated rests on the choice."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def test_a_preparation_that_asks_the_best_devices_names_the_whole_budget(variant
     )
     rows = [row for row in Forecast(simulated(experiment)).planner.guarantees if row.epsilon < 99]
     assert {row.status for row in rows} == {status}
-    always = f"{CHOOSES}; epsilon 8.0 per example (zero_out) always holds"
-    assert all((always in row.because) == (status == "conditional") for row in rows)
+    whole = f"{CHOOSES}; the whole budget, epsilon 8.0 per example (zero_out), pays for every round that there may be"
+    assert all((whole in row.because) == (status == "conditional") for row in rows)
     assert all(row.epsilon <= 8.0 * (1 + 1e-6) for row in rows)
